@@ -269,9 +269,21 @@ pub struct TrainArgs {
     /// The steps that --trace is of, counted from 1 [default: 3-5].
     #[arg(long, value_name = "FIRST-LAST")]
     pub trace_steps: Option<String>,
-    /// Write the trained model as a Hugging Face directory, once, at the end: nothing is kept of a run that is killed before. It
-    /// has no state of the optimizer: a run that starts from it begins its schedule and its order of data anew, best with
-    /// another --seed. By SIGTERM or SIGUSR1 the run stops between two steps and saves, but under Open MPI's mpirun by SIGUSR1
+    /// Keep the state of the training below this directory: f32 weights and both moments of the optimizer, as often as
+    /// --checkpoint-every says, at the end, and when SIGTERM or SIGUSR1 asks the run to end. Each takes the place of the one
+    /// before once it is whole.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Steps between checkpoints; 0 makes one when the run ends only [default: 1000].
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<usize>,
+    /// Go on from the state in --checkpoint with the same bits as if nothing had ended; without one there, begin anew. Ranks,
+    /// --stage and all that is said of how ranks talk may be others.
+    #[arg(long)]
+    pub resume: bool,
+    /// Write the trained model as a Hugging Face directory, once, at the end. It
+    /// has no state of the optimizer, which --checkpoint keeps: a run that starts from it begins its schedule and its order of
+    /// data anew, best with another --seed. By SIGTERM or SIGUSR1 the run stops between two steps and saves, but under Open MPI's mpirun by SIGUSR1
     /// only; Ctrl-C ends it at once.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,

@@ -141,9 +141,10 @@ impl From<zero::Error> for Failure {
                 Failure::Verdict(format!("{e} ({flags})"))
             }
             zero::Error::Stopped { why: signal, .. } => stop::interrupted(signal),
-            zero::Error::Batch { .. } | zero::Error::Unlike { .. } | zero::Error::Weights { .. } => {
-                Failure::Verdict(e.to_string())
-            }
+            zero::Error::Batch { .. }
+            | zero::Error::Unlike { .. }
+            | zero::Error::Weights { .. }
+            | zero::Error::Restore { .. } => Failure::Verdict(e.to_string()),
             e => Failure::run(e),
         }
     }

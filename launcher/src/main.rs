@@ -10,6 +10,7 @@ mod agree;
 mod args;
 mod bench;
 mod bind;
+mod checkpoint;
 mod data;
 mod device;
 mod doctor;
@@ -142,7 +143,11 @@ fn train(args: &TrainArgs) -> Result<()> {
     // A rank that was killed while it saved could not clean up after itself; and over NFS files of a replaced model stay
     // beside its place as long as somebody has them open, as this process may have those that it started from.
     let saved = plan.save.clone().filter(|_| identity.as_ref().is_none_or(|rank| rank.rank == 0));
+    let checkpoints = plan.checkpoints.as_ref().map(|checkpoints| checkpoints.dir.clone());
     drop(plan);
+    if let Some(dir) = checkpoints.filter(|_| identity.as_ref().is_none_or(|rank| rank.rank == 0)) {
+        checkpoint::remove_unfinished(&dir);
+    }
     if let Some(dir) = saved {
         // It lies beside the directory, not beside a link to it.
         models::remove_unfinished(dir.canonicalize().as_deref().unwrap_or(&dir));

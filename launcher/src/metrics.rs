@@ -48,6 +48,20 @@ impl Metrics {
         Ok(Metrics::of(file, path, whole))
     }
 
+    /// Goes on with the file, if there is one.
+    ///
+    /// # Errors
+    /// A path that cannot be written.
+    pub fn append(path: &Path) -> Result<Self> {
+        let Some(there) = path.metadata().ok().filter(std::fs::Metadata::is_file) else {
+            return Metrics::create(path);
+        };
+        let opened = File::options().append(true).open(path);
+        let file =
+            opened.map_err(|e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display())))?;
+        Ok(Metrics::of(file, path, Some(there.len())))
+    }
+
     fn of(file: File, path: &Path, whole: Option<u64>) -> Self {
         let kept = file.metadata().is_ok_and(|there| there.is_file());
         Metrics { file, path: path.to_owned(), kept, whole, held: Vec::new() }
@@ -136,17 +150,17 @@ pub struct Record {
     metrics: Option<Metrics>,
     /// Why there are no more lines.
     failure: Option<Failure>,
-    /// Why there is no trace.
-    no_trace: Option<Failure>,
+    /// What else is missing, and why.
+    missing: Vec<String>,
 }
 
 impl Record {
-    /// With its first line, before which nothing can be lost.
+    /// With its first line, before which nothing can be lost; those of a run that this one goes on with stay before it.
     ///
     /// # Errors
     /// A path that cannot be written, or a disk that is full already.
-    pub fn begin(path: &Path, first: &Value) -> Result<Self> {
-        let mut metrics = Metrics::create(path)?;
+    pub fn begin(path: &Path, first: &Value, goes_on: bool) -> Result<Self> {
+        let mut metrics = if goes_on { Metrics::append(path)? } else { Metrics::create(path)? };
         metrics.line(first)?;
         Ok(Record { metrics: Some(metrics), ..Record::default() })
     }
@@ -160,10 +174,10 @@ impl Record {
         }
     }
 
-    /// Notes that the trace could not be written, which costs no model either.
-    pub fn without_trace(&mut self, progress: &Progress, why: Failure) {
-        progress.alarm(&format!("{why}; the run goes on without a trace"));
-        self.no_trace = Some(why);
+    /// Notes that something else could not be written, which costs no model either.
+    pub fn without(&mut self, what: &str, progress: &Progress, why: &Failure) {
+        progress.alarm(&format!("{why}; the run goes on without {what}"));
+        self.missing.push(format!("{why}; the run went on without {what}"));
     }
 
     /// Whether all was written, and lines are kept.
@@ -171,11 +185,10 @@ impl Record {
     /// # Errors
     /// Why the rest is missing.
     pub fn end(self) -> Result<()> {
-        let settled = self.metrics.map_or(Ok(()), |mut metrics| metrics.settle()).err();
+        let settled =
+            self.metrics.map_or(Ok(()), |mut metrics| metrics.settle()).err().map(|e| e.to_string());
         let lines = self.failure.map(|e| format!("{e}; the run went on without them"));
-        let trace = self.no_trace.map(|e| format!("{e}; the run went on without a trace"));
-        let lost: Vec<String> =
-            lines.into_iter().chain(settled.map(|e| e.to_string())).chain(trace).collect();
+        let lost: Vec<String> = lines.into_iter().chain(settled).chain(self.missing).collect();
         match lost.is_empty() {
             true => Ok(()),
             false => Err(Failure::Verdict(lost.join("; "))),

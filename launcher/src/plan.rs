@@ -20,6 +20,7 @@ pub use traced::Traced;
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs};
 use crate::bench::tuning;
+use crate::checkpoint::{self, Checkpoints};
 use crate::data::{self, Feed, Input, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
@@ -34,7 +35,7 @@ use collectives::bootstrap::{Identity, spawn};
 use collectives::schedule::Group;
 use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
-use outputs::{check_beside, check_outputs, outputs};
+use outputs::{Output, check_beside, check_outputs, outputs};
 use std::path::PathBuf;
 use steps::{check_batch, step_tokens, with_held_out};
 
@@ -100,6 +101,8 @@ pub struct TrainPlan {
     pub metrics: Option<PathBuf>,
     /// Of which steps to write where they go.
     pub traced: Option<Traced>,
+    /// What is kept of its state, and where it goes on.
+    pub checkpoints: Option<Checkpoints>,
     /// Where to write the model.
     pub save: Option<PathBuf>,
     /// Tokens of the sample, which is for whoever reads the output.
@@ -115,13 +118,14 @@ impl TrainPlan {
         let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         ranks.options.progress = args.progress.options();
-        ranks.on_request = stop::on_request(args.save.as_deref());
+        ranks.on_request = stop::on_request(args.save.is_some() || args.checkpoint.is_some());
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
         check_device(args)?;
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;
-        let traced = Traced::asked(args)?;
+        let checkpoints = Checkpoints::asked(args)?;
+        let traced = Traced::asked(args, checkpoints.as_ref().map_or(0, |checkpoints| checkpoints.made))?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };
         let mut model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
@@ -157,6 +161,7 @@ impl TrainPlan {
         }
         let length = sequence(args, &model)?;
         let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
+        check_apart(args, &outputs)?;
         if !outputs.is_empty() {
             let read = input.iter().chain(&held).flat_map(Input::files).cloned().chain(model.files());
             let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
@@ -171,6 +176,12 @@ impl TrainPlan {
         if identity.is_none() {
             let data: Vec<_> = input.iter().chain(&held).flat_map(Input::named).cloned().collect();
             check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, args.save.as_deref(), &outputs)?;
+            if let Some(checkpoints) = &checkpoints {
+                checkpoint::check_destination(&checkpoints.dir, model.config.parameters())?;
+            }
+        }
+        if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
+            state.hand_weights(&mut model)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -224,6 +235,7 @@ impl TrainPlan {
             val_fraction,
             metrics: args.metrics.clone(),
             traced,
+            checkpoints,
             save: args.save.clone(),
             sample,
         };
@@ -239,7 +251,26 @@ impl TrainPlan {
         let outputs =
             outputs(self.metrics.as_deref(), self.traced.as_ref().map(|traced| traced.path.as_path()));
         let data = self.feed.named();
-        check_outputs(&self.model, self.tokenizer.as_ref(), &data, self.dtype, self.save.as_deref(), &outputs)
+        check_outputs(
+            &self.model,
+            self.tokenizer.as_ref(),
+            &data,
+            self.dtype,
+            self.save.as_deref(),
+            &outputs,
+        )?;
+        let checkpoints = self.checkpoints.as_ref();
+        checkpoints.map_or(Ok(()), |c| checkpoint::check_destination(&c.dir, self.model.config.parameters()))
+    }
+
+    /// Steps that were made before this run.
+    pub fn made_before(&self) -> usize {
+        self.checkpoints.as_ref().map_or(0, |checkpoints| checkpoints.made)
+    }
+
+    /// Whether a run that is asked to end keeps something.
+    pub fn keeps(&self) -> bool {
+        self.save.is_some() || self.checkpoints.is_some()
     }
 
     /// What its memory follows from.
@@ -332,7 +363,7 @@ impl TrainPlan {
 /// and outputs in each other's way.
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     Numbers::check(args, world)?;
-    Traced::asked(args)?;
+    Traced::asked(args, 0)?;
     check_device(args)?;
     data::check_names("--data", &args.data)?;
     data::check_alone(&args.data)?;
@@ -347,13 +378,23 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
         ("--metrics", &args.metrics, "/dev/stdout for the standard output"),
         ("--trace", &args.trace, "/dev/stdout for the standard output"),
         ("--save", &args.save, "the name of a directory"),
+        ("--checkpoint", &args.checkpoint, "the name of a directory"),
     ] {
         path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, stream))?;
     }
     let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
     files::check_distinct(&outputs.iter().map(|output| (output.flag, output.file)).collect::<Vec<_>>())?;
+    check_apart(args, &outputs)?;
     let Some(model) = &args.save else { return Ok(()) };
     outputs.iter().try_for_each(|output| check_beside(output.flag, output.file, output.file, model))
+}
+
+/// Whether checkpoints have a place for themselves.
+fn check_apart(args: &TrainArgs, outputs: &[Output<'_>]) -> Result<()> {
+    let Some(dir) = &args.checkpoint else { return Ok(()) };
+    let save = args.save.iter().map(|save| ("--save", save.as_path()));
+    let mut all = outputs.iter().map(|output| (output.flag, output.file)).chain(save);
+    all.try_for_each(|(flag, path)| Checkpoints::check_apart(dir, flag, path))
 }
 
 /// Whether flags of a training on GPUs come with them.

@@ -27,6 +27,21 @@ pub struct Companions {
     remarks: Remarks,
 }
 
+impl Companions {
+    /// What config.json says beside the shape.
+    pub fn remarks(&self) -> Remarks {
+        self.remarks.clone()
+    }
+
+    /// Puts the files beside weights.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn add_to(&self, writer: &mut Writer) -> models::Result<()> {
+        self.files.iter().try_for_each(|(name, content)| writer.add_file(name, content))
+    }
+}
+
 /// What goes with the weights: the tokenizer's file and what belongs to it, and what the directory that the training started
 /// from has, but for what is of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
 ///
@@ -180,8 +195,8 @@ fn is_taken(dir: &Path) -> bool {
 
 /// The directory, with all but weights.
 fn begin<T: Float>(plan: &TrainPlan, dir: &Path, companions: &Companions) -> models::Result<Writer> {
-    let options = SaveOptions { remarks: companions.remarks.clone(), ..SaveOptions::default() };
+    let options = SaveOptions { remarks: companions.remarks(), ..SaveOptions::default() };
     let mut writer = Writer::create(dir, &plan.model.config, T::DTYPE, &options)?;
-    companions.files.iter().try_for_each(|(name, content)| writer.add_file(name, content))?;
+    companions.add_to(&mut writer)?;
     Ok(writer)
 }

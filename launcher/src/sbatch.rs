@@ -79,7 +79,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         let refuse = |why: String| Err(Failure::usage(format!("--stop-before {seconds}: {why}")));
         if !inner.saves {
             return refuse(format!(
-                "what this {name} has done by then would not be kept: it is for train --save DIR"
+                "what this {name} has done by then would not be kept: it is for train --save DIR or --checkpoint DIR"
             ));
         }
         match time {
@@ -122,7 +122,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         // To the ranks, and not to the shell of the script.
         option("signal", &format!("TERM@{seconds}"));
     }
-    if inner.saves {
+    if inner.saves && !inner.resumes {
         // A job that begins anew would in the end replace what it has saved before by what it has learnt since.
         text.push_str("#SBATCH --no-requeue\n");
     }
@@ -167,6 +167,8 @@ struct Inner {
     gpus: (&'static str, bool),
     /// Whether it keeps what it has when it is asked to end.
     saves: bool,
+    /// Whether it goes on where it ended, if it is started again.
+    resumes: bool,
 }
 
 impl Inner {
@@ -210,8 +212,10 @@ impl Inner {
                 ("", ("", false))
             }
         };
-        let saves = matches!(&cli.command, Command::Train(args) if args.save.is_some());
-        Ok(Inner { name, ranks, asked, gpus, saves })
+        let saves =
+            matches!(&cli.command, Command::Train(args) if args.save.is_some() || args.checkpoint.is_some());
+        let resumes = matches!(&cli.command, Command::Train(args) if args.resume);
+        Ok(Inner { name, ranks, asked, gpus, saves, resumes })
     }
 
     /// Whether it fits the job.
@@ -333,6 +337,8 @@ pub mod tests {
         }
         let text = of("caravan sbatch --nodes 2 --mpi other -- bench all_reduce --transport mpi").unwrap();
         assert!(text.contains(" --mpi=other "), "{text}");
+        let text = of("caravan sbatch --nodes 2 -- train --checkpoint c --resume --save m").unwrap();
+        assert!(!text.contains("requeue"), "it goes on where it was: {text}");
         let text = of("caravan sbatch --nodes 2 -- bench all_reduce").unwrap();
         assert!(!text.contains("--mpi"), "{text}");
     }
@@ -346,7 +352,7 @@ pub mod tests {
             ("--nodes 2 --ranks-per-node 4 -- train --ranks 2", &["--ranks 2", "2 nodes", "8"]),
             ("--nodes 2 -- train --transport shm", &["shm", "one node"]),
             ("--nodes 2 -- train --transport threads", &["threads", "srun"]),
-            ("--stop-before 60 -- train", &["--stop-before 60", "train --save"]),
+            ("--stop-before 60 -- train", &["--stop-before 60", "train --save", "--checkpoint DIR"]),
             ("--stop-before 0 -- train --save m", &["--stop-before 0", "at least 1"]),
             (
                 "--stop-before 600 --time 5 -- train --save m",

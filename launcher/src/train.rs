@@ -1,6 +1,7 @@
 //! One rank's training run: steps, evaluations, what is shown and what is written.
 
 mod describe;
+mod ending;
 mod loader;
 pub mod stop;
 mod trace;
@@ -16,8 +17,7 @@ use crate::plan::TrainPlan;
 use crate::printed::Printed;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
-use crate::sample;
-use crate::save::{self, Companions, Saved, Wanted};
+use crate::save::{self, Companions};
 use collectives::{Communicator, Float};
 pub use describe::signature;
 use loader::Loader;
@@ -46,11 +46,11 @@ const RECENT: f64 = 20.0;
 /// Trains as one rank of the run; rank 0 shows and writes.
 pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Result<()> {
     let mut run = Run::<T>::begin(plan, comm, show)?;
-    if plan.save.is_some() {
+    if plan.keeps() {
         stop::listen()?;
     }
     let held_out = plan.feed.held_out(plan.batch.length);
-    for step in 0..plan.steps {
+    for step in plan.made_before()..plan.steps {
         if let Err(failure) = run.step(step) {
             return Err(run.end_early(failure));
         }
@@ -60,6 +60,9 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
             && let Err(failure) = run.evaluate(step, &windows.first(plan.eval_tokens), 0)
         {
             return Err(run.end_early(failure));
+        }
+        if !last && plan.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.due(step + 1)) {
+            run.checkpoint()?;
         }
     }
     run.finish(held_out.as_ref())
@@ -82,8 +85,10 @@ struct Run<'a, T: Float> {
     start: Instant,
     /// What saving took, and a step that came to nothing: no part of the run's speed.
     apart: Duration,
-    /// Steps that are made.
+    /// Steps that are made, with those before this run.
     made: usize,
+    /// Those of the last checkpoint.
+    kept: usize,
     last: Step,
     validation: Option<f64>,
     /// What it ends with before its time is not that its weights are worth less.
@@ -96,10 +101,7 @@ impl<'a, T: Float> Run<'a, T> {
         let me = comm.rank();
         let lead = me == 0;
         // Before anything is written anew.
-        let companions = match plan.save {
-            Some(_) if lead => save::companions(plan)?,
-            _ => Companions::default(),
-        };
+        let companions = if plan.keeps() && lead { save::companions(plan)? } else { Companions::default() };
         // Rank 0 writes them, and all know whether it does.
         let hosts = match &plan.metrics {
             Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
@@ -111,10 +113,21 @@ impl<'a, T: Float> Run<'a, T> {
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
         let mut trainer = device::trainer::<T>(plan, comm.clone(), ledger)?;
+        if let Some(state) = plan.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
+            state.restore(&mut trainer)?;
+            let differences = state.differences(plan);
+            if !differences.is_empty() {
+                progress.line(&format!("goes on with {differences}"));
+            }
+        }
         let tracing = plan.traced.as_ref().map(|traced| Tracing::begin(traced, &mut trainer));
         // Only now: a run that is refused leaves the metrics of the one before.
         let record = match &plan.metrics {
-            Some(path) if lead => Record::begin(path, &json!({"run": describe::run(plan, &comm, &hosts)}))?,
+            Some(path) if lead => Record::begin(
+                path,
+                &json!({"run": describe::run(plan, &comm, &hosts)}),
+                plan.made_before() > 0,
+            )?,
             _ => Record::default(),
         };
         Ok(Run {
@@ -131,7 +144,8 @@ impl<'a, T: Float> Run<'a, T> {
             pace: Pace::default(),
             start: Instant::now(),
             apart: Duration::ZERO,
-            made: 0,
+            made: plan.made_before(),
+            kept: plan.made_before(),
             last: Step::default(),
             validation: None,
             sound: false,
@@ -190,7 +204,7 @@ impl<'a, T: Float> Run<'a, T> {
         let began = Instant::now();
         match tracing.after(self.made, self.plan, &mut self.trainer)? {
             Some(Ok(told)) => self.progress.line(&told),
-            Some(Err(why)) => self.record.without_trace(&self.progress, why),
+            Some(Err(why)) => self.record.without("a trace", &self.progress, &why),
             None => {}
         }
         self.apart += began.elapsed();
@@ -207,7 +221,7 @@ impl<'a, T: Float> Run<'a, T> {
         let whose = (model.as_str(), plan.dtype);
         let loss =
             mean_loss(plan.feed.tokens(), windows, rest, self.loader.room(), whose, &comm, |batch, sums| {
-                if self.plan.save.is_some() {
+                if self.plan.keeps() {
                     stop::any(&comm)?;
                 }
                 self.progress.round("evaluating", round, rounds);
@@ -233,140 +247,9 @@ impl<'a, T: Float> Run<'a, T> {
         Ok(())
     }
 
-    /// What a run comes to because of `failure`. All ranks come to a verdict at the same point, before they update anything
-    /// and with nothing under way between them: so what they have can still be kept.
-    fn end_early(mut self, failure: Failure) -> Failure {
-        if !failure.is_verdict() {
-            return failure;
-        }
-        let missing = self.tracing.as_ref().and_then(Tracing::missing);
-        let told = self.rescue(failure);
-        let told = match missing {
-            Some(missing) if told.is_verdict() => told.remark(&missing),
-            _ => told,
-        };
-        match (told, std::mem::take(&mut self.record).end()) {
-            (told @ Failure::Stopped { .. }, Err(e)) => Failure::Verdict(format!("{told}; {e}")),
-            (told, Err(e)) => told.remark(&e.to_string()),
-            (told, Ok(())) => told,
-        }
-    }
-
-    /// Keeps what a verdict leaves to keep, and says what came of that.
-    fn rescue(&mut self, failure: Failure) -> Failure {
-        let Some(dir) = self.plan.save.as_deref() else { return failure };
-        let steps = self.made;
-        if steps == 0 {
-            return failure.remark("nothing was trained, so nothing was saved");
-        }
-        let wanted = if self.sound { Wanted::Any } else { Wanted::Rescued };
-        let Saved { not_finite, kept, written } = match self.save(wanted) {
-            Ok(saved) => saved,
-            // Of ranks that no longer stand together nobody can say more.
-            Err(e) => return e,
-        };
-        // All ranks know whether there is something, and only rank 0 of a refusal.
-        let told = match (written, kept, not_finite) {
-            (Err(e), ..) => Failure::Verdict(format!("{failure}; {e}")),
-            (Ok(()), true, lost) => {
-                let worth = if self.sound && lost == 0 { "" } else { ", and may be of no use" };
-                let told = format!("the weights after step {steps} were saved to {}{worth}", dir.display());
-                failure.remark(&told)
-            }
-            (Ok(()), false, 0) => {
-                let left = format!("{} was left as it was", dir.display());
-                Failure::Verdict(format!(
-                    "{failure}; {left}, because the weights after step {steps} may be worth less"
-                ))
-            }
-            (Ok(()), false, lost) => {
-                Failure::Verdict(format!("{failure}; {}: nothing was saved", self.ruin(lost, steps)))
-            }
-        };
-        if !matches!(told, Failure::Stopped { .. }) {
-            return told;
-        }
-        match self.account_for(Some(dir)) {
-            Ok(()) => told,
-            Err(e @ Failure::Consequence(_)) => e,
-            // What could not be shown or recorded does not take away what was kept.
-            Err(e) => Failure::Verdict(format!("{told}; {e}")),
-        }
-    }
-
-    /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
-    /// not it could be kept.
-    fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
-        let Saved { not_finite, kept, written } = self.save(Wanted::Any)?;
-        let dir = self.plan.save.as_deref().filter(|_| written.is_ok());
-        let kept = dir.filter(|_| kept);
-        let told = self.conclude(held_out, kept, not_finite);
-        let lead = self.trainer.comm().rank() == 0;
-        let told = match (told, dir) {
-            (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
-                let dir = dir.display();
-                Err(match kept {
-                    Some(_) => ruin.remark(&format!("what was saved to {dir} may be of no use")),
-                    None => ruin.remark(&format!("{dir} was left as it was")),
-                })
-            }
-            (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
-                // Who reads why has to know that the model is there.
-                if !self.show.quiet {
-                    let _ = out::text(Self::place(kept));
-                }
-                Err(e)
-            }
-            (told, _) => told,
-        };
-        match (written, told) {
-            (Ok(()), Ok(())) => {}
-            // What could not be kept may have been worth nothing, or was about to be evaluated.
-            (Err(refused), Err(verdict)) if verdict.is_verdict() => {
-                return Err(Failure::Run(format!("{refused}; {verdict}")));
-            }
-            (Ok(()), Err(stopped @ Failure::Stopped { .. })) => {
-                return Err(match std::mem::take(&mut self.record).end() {
-                    Ok(()) => stopped,
-                    Err(lost) => Failure::Verdict(format!("{stopped}; {lost}")),
-                });
-            }
-            (written, told) => return written.and(told),
-        }
-        if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
-            // Rank 0 was refused, and has left.
-            return Ok(());
-        }
-        let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
-        let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
-        progress.finish();
-        let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
-            Some(sample) => {
-                let remark = sample.remark(self.plan.sample);
-                out::line(format_args!("sample{remark}\n{}", indent(&sample.text)))
-            }
-            None => Ok(()),
-        });
-        // Nobody waits for this rank any more.
-        self.progress.end();
-        std::mem::take(&mut self.record).end().and(shown)
-    }
-
-    /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
-    fn save(&mut self, wanted: Wanted) -> Result<Saved> {
-        let Some(dir) = &self.plan.save else {
-            return Ok(Saved { not_finite: 0, kept: false, written: Ok(()) });
-        };
-        let began = Instant::now();
-        let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions, wanted)?;
-        self.apart += began.elapsed();
-        Ok(saved)
-    }
-
-    /// Says that so many weights are lost.
-    fn ruin(&self, not_finite: usize, steps: usize) -> String {
-        let (model, all) = (&self.plan.model, self.plan.model.config.parameters());
-        format!("{not_finite} of the {all} weights of {} after step {steps} are not finite", model.name)
+    /// Steps of this run.
+    fn done(&self) -> usize {
+        self.made - self.plan.made_before()
     }
 
     /// The last evaluation, of all that is held out, and the summary of a run whose model is `kept` there, with so many
@@ -414,13 +297,13 @@ impl<'a, T: Float> Run<'a, T> {
     /// Records what the run came to, from all ranks' accounts, and gives it in words.
     fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> String {
         let plan = self.plan;
-        let tokens = self.made * plan.step_tokens;
+        let (steps, tokens) = (self.done(), self.done() * plan.step_tokens);
         // Of training alone: how much is held out, and how often it is looked at, says nothing of the speed.
         let (total, evaluation) = (self.account.total, self.account.evaluation);
         let speed = tokens as f64 / (total - evaluation);
         self.record.line(&self.progress, || {
             json!({"summary": {
-                "steps": self.made,
+                "steps": steps,
                 "tokens": tokens,
                 "seconds": total,
                 "evaluation_seconds": evaluation,
@@ -443,8 +326,8 @@ impl<'a, T: Float> Run<'a, T> {
         };
         format!(
             "{}\n{}, {} tokens in {}{evaluated}; training loss {:.4}{held_out}\n{}",
-            report::table(ranks, self.made, plan.zero.placement, out::columns()),
-            several(self.made, "step"),
+            report::table(ranks, steps, plan.zero.placement, out::columns()),
+            several(steps, "step"),
             human::count(tokens as f64),
             human::seconds(total),
             self.last.loss,

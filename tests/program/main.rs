@@ -1,6 +1,7 @@
 //! The program as users run it: whole processes, their output, their exit codes and what they leave behind.
 
 mod bits;
+mod checkpoints;
 mod devices;
 mod disks;
 mod diverging;

@@ -5,20 +5,13 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// What stands behind a flag of one of these names.
 const KNOWN: [(&[&str], &str); 6] = [
     (
-        &["--resume", "--resume-from", "--resume-from-checkpoint", "--load-checkpoint"],
-        "no run is resumed: what --save wrote has no state of the optimizer; --model DIR goes on from its weights and begins \
-         the schedule and the order of data anew, best with another --seed",
+        &["--resume-from", "--resume-from-checkpoint", "--load-checkpoint"],
+        "take --checkpoint DIR --resume, which go on from what --checkpoint DIR kept; of what --save wrote --model DIR takes \
+         the weights",
     ),
     (
-        &[
-            "--save-every",
-            "--save-steps",
-            "--save-interval",
-            "--checkpoint",
-            "--checkpoint-every",
-            "--checkpoint-dir",
-        ],
-        "no run is resumed: a model is saved once, at the end or when SIGTERM or SIGUSR1 asks for it, by --save DIR",
+        &["--save-every", "--save-steps", "--save-interval", "--checkpoint-every", "--checkpoint-dir"],
+        "take --checkpoint DIR, --checkpoint-every N and --resume; a model is saved once, at the end, by --save DIR",
     ),
     (
         &["--deepspeed", "--deepspeed-config", "--config"],
@@ -76,14 +69,12 @@ mod tests {
     #[test]
     fn flags_of_other_trainers_are_refused_with_what_there_is_instead() {
         for (flags, words) in [
-            ("--resume", ["'--resume'", "no run is resumed", "--model DIR"]),
-            ("--resume=last --steps 5", ["'--resume'", "no run is resumed", "--seed"]),
             (
                 "--resume_from_checkpoint out",
-                ["'--resume_from_checkpoint'", "no run is resumed", "--model DIR"],
+                ["'--resume_from_checkpoint'", "--checkpoint DIR --resume", "--model DIR"],
             ),
-            ("--save-every 100", ["'--save-every'", "saved once", "--save DIR"]),
-            ("--checkpoint out", ["'--checkpoint'", "saved once", "--save DIR"]),
+            ("--save-every 100", ["'--save-every'", "--checkpoint-every N", "--save DIR"]),
+            ("--checkpoint-dir out", ["'--checkpoint-dir'", "--checkpoint DIR", "--resume"]),
             ("--deepspeed ds.json", ["'--deepspeed'", "no file", "--stage"]),
             ("--config run.yaml", ["'--config'", "no file", "--micro-batch"]),
             ("--fsdp full_shard", ["'--fsdp'", "--stage 3", "shards"]),
@@ -100,8 +91,8 @@ mod tests {
         assert!(said("caravan eval --dtype fp16").contains("take bf16 or f32"));
         // What is mistyped, or another command's, is said as ever.
         assert!(said("caravan train --step 3").contains("a similar argument exists: '--steps'"));
-        assert!(said("caravan plan --resume").contains("no run is resumed"));
-        assert!(!said("caravan bench all_reduce --resume").contains("no run is resumed"));
+        assert!(said("caravan plan --resume-from c").contains("--checkpoint DIR --resume"));
+        assert!(!said("caravan bench all_reduce --resume-from c").contains("--checkpoint"));
         assert!(said("caravan train --dtype f8").contains("possible values"));
     }
 }

@@ -36,7 +36,20 @@ const HEADINGS: [(&str, &[&str]); 6] = [
     ("Optimizer", &["lr", "min_lr", "warmup", "schedule", "weight_decay", "beta1", "beta2", "eps", "clip"]),
     (
         "Output",
-        &["eval_every", "eval_tokens", "metrics", "trace", "trace_steps", "save", "sample", "color", "quiet"],
+        &[
+            "eval_every",
+            "eval_tokens",
+            "metrics",
+            "trace",
+            "trace_steps",
+            "checkpoint",
+            "checkpoint_every",
+            "resume",
+            "save",
+            "sample",
+            "color",
+            "quiet",
+        ],
     ),
 ];
 

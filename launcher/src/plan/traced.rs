@@ -27,11 +27,11 @@ impl fmt::Display for Traced {
 }
 
 impl Traced {
-    /// What the flags of a training ask for, if anything.
+    /// What the flags of a training ask for, if anything, of which so many steps were `made` before.
     ///
     /// # Errors
     /// Steps that it does not make, or of nothing; a device, whose work the host does not see.
-    pub fn asked(args: &TrainArgs) -> Result<Option<Traced>> {
+    pub fn asked(args: &TrainArgs, made: usize) -> Result<Option<Traced>> {
         let Some(path) = args.trace.clone() else {
             return match &args.trace_steps {
                 Some(steps) => {
@@ -55,13 +55,13 @@ impl Traced {
                 path.display()
             ));
         }
-        let made = args.steps;
+        let (first, last) = (made + 1, args.steps);
         let steps = match &args.trace_steps {
-            None => made.min(*USUAL.start())..=made.min(*USUAL.end()),
-            Some(text) => parse(text).filter(|steps| *steps.end() <= made).ok_or_else(|| {
+            None => last.min(made + USUAL.start())..=last.min(made + USUAL.end()),
+            Some(text) => parse(text).filter(|steps| first <= *steps.start() && *steps.end() <= last).ok_or_else(|| {
                 Failure::usage(format!(
-                    "--trace-steps {text}: the steps of this run are 1-{made}, of which it takes some, like {}-{made} or {made}",
-                    made.saturating_sub(2).max(1)
+                    "--trace-steps {text}: the steps of this run are {first}-{last}, of which it takes some, like {}-{last} or {last}",
+                        last.saturating_sub(2).max(first)
                 ))
             })?,
         };
@@ -82,7 +82,7 @@ mod tests {
     use crate::args::tests::train;
 
     fn asked(flags: &str) -> Result<Option<RangeInclusive<usize>>> {
-        Ok(Traced::asked(&train(flags))?.map(|traced| traced.steps))
+        Ok(Traced::asked(&train(flags), 0)?.map(|traced| traced.steps))
     }
 
     #[test]
@@ -97,6 +97,11 @@ mod tests {
         ] {
             assert_eq!(asked(flags).unwrap(), steps, "{flags}");
         }
+        // Of those that a run makes which goes on.
+        let after = |flags: &str| Traced::asked(&train(flags), 500).map(|traced| traced.unwrap().steps);
+        assert_eq!(after("--trace t.json").unwrap(), 503..=505);
+        assert_eq!(after("--trace t.json --steps 501").unwrap(), 501..=501);
+        assert!(after("--trace t.json --trace-steps 3-5").unwrap_err().to_string().contains("are 501-1000"));
         for (flags, words) in [
             ("--trace-steps 3-5", "add that"),
             ("--trace t.json --trace-steps 0-5", "are 1-1000, "),

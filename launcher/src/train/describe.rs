@@ -59,6 +59,11 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--eval-tokens", plan.eval_tokens.to_string()),
         ("--metrics", files::wanted(plan.metrics.as_deref())),
         ("--trace", plan.traced.as_ref().map_or("not given".to_owned(), |t| t.to_string())),
+        (
+            "--checkpoint",
+            plan.checkpoints.as_ref().map_or("not given".to_owned(), |c| format!("every {} steps", c.every)),
+        ),
+        ("--resume", format!("after step {}", plan.made_before())),
         ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--progress", plan.progress.name().to_owned()),
@@ -73,10 +78,12 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         1 => String::new(),
         n => format!(" x {n} micro-batches"),
     };
-    let weights = match &plan.model.weights {
-        // Which is all that is saved of a run.
-        Some(weights) => format!("weights of {}, a new optimizer", weights.dir().display()),
-        None => "new weights".to_owned(),
+    let state = plan.checkpoints.as_ref().filter(|checkpoints| checkpoints.made > 0);
+    let weights = match (&plan.model.weights, state) {
+        (_, Some(state)) => format!("after step {}", state.made),
+        // Which is all that --save keeps of a run.
+        (Some(weights), None) => format!("weights of {}, a new optimizer", weights.dir().display()),
+        (None, None) => "new weights".to_owned(),
     };
     // Which text tokens are, or why nobody can tell.
     let tokenizer = match (&plan.tokenizer, plan.sample) {
@@ -84,7 +91,8 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         (None, 0) => String::new(),
         (None, _) => ", tokenizer not known: no sample will be shown (--tokenizer names it)".to_owned(),
     };
-    let (trained, held_out) = (plan.steps.saturating_mul(plan.step_tokens), plan.feed.held_out_tokens());
+    let steps = plan.steps - plan.made_before();
+    let (trained, held_out) = (steps.saturating_mul(plan.step_tokens), plan.feed.held_out_tokens());
     let evaluated = match held_out > trained {
         true => format!(
             "\nthe evaluation at the end takes all {} tokens that are held out, and training {}: {}",
@@ -222,6 +230,9 @@ fn settings(plan: &TrainPlan) -> Value {
         "sample": plan.sample,
         "trace": plan.traced.as_ref().map(|traced| traced.path.display().to_string()),
         "trace_steps": plan.traced.as_ref().map(|traced| [*traced.steps.start(), *traced.steps.end()]),
+        "checkpoint": plan.checkpoints.as_ref().map(|c| c.dir.display().to_string()),
+        "checkpoint_every": plan.checkpoints.as_ref().map(|c| c.every),
+        "resumed_after": plan.checkpoints.as_ref().map(|c| c.made).filter(|&made| made > 0),
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
     })
 }
@@ -230,6 +241,7 @@ fn settings(plan: &TrainPlan) -> Value {
 mod tests {
     use super::*;
     use crate::args::Attention;
+    use crate::checkpoint::Checkpoints;
     use crate::device::tests::gpus;
     use crate::plan::tests::plan;
     use std::collections::BTreeSet;
@@ -318,6 +330,8 @@ mod tests {
             ("", &format!("--metrics {}", path("m.jsonl")), &["--metrics"]),
             ("", &format!("--trace {}", path("t.json")), &["--trace"]),
             ("--trace t.json", "--trace-steps 1-2", &["--trace"]),
+            ("", &format!("--checkpoint {}", path("c")), &["--checkpoint"]),
+            ("--checkpoint c", "--checkpoint-every 5", &["--checkpoint"]),
             ("", &format!("--save {}", path("saved")), &["--save"]),
             ("", "--prefetch off", &["--prefetch"]),
             ("", "--progress thread", &["--progress"]),
@@ -331,6 +345,11 @@ mod tests {
         let of_model = |model: &str| plan_of(&format!("--model {model}"));
         check("weights", &of_model(&a_model), &of_model(&b_model), &["weights of --model"]);
 
+        let after = |made| {
+            let checkpoints = Checkpoints { dir: "c".into(), every: 5, made, from: None };
+            TrainPlan { checkpoints: Some(checkpoints), ..plan_of("") }
+        };
+        check("--resume", &after(0), &after(3), &["--resume"]);
         // These need a GPU to be asked for.
         let on = |device: Device| TrainPlan { device, ..plan_of("") };
         let gpu = |attention| {

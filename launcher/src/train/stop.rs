@@ -7,7 +7,6 @@ use collectives::bootstrap::spawn::{self, OnRequest};
 use collectives::{Communicator, ReduceOp};
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -17,9 +16,9 @@ pub const REQUESTS: [i32; 2] = [SIGTERM, SIGUSR1];
 /// The last of them that this process got; 0 for none.
 static GOT: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 
-/// What being asked to end means to a run that saves to this directory.
-pub fn on_request(save: Option<&Path>) -> OnRequest {
-    save.map_or(OnRequest::EndAtOnce, |_| OnRequest::EndWhenReady)
+/// What being asked to end means to a run that `keeps` something then, or not.
+pub fn on_request(keeps: bool) -> OnRequest {
+    if keeps { OnRequest::EndWhenReady } else { OnRequest::EndAtOnce }
 }
 
 /// From here on this process, whose ranks may be many, does not end when it is asked to, and [`asked`] tells.

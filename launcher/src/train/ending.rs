@@ -1,0 +1,185 @@
+//! What a run keeps: in between, where it ends before its time, and at its end.
+
+use super::trace::Tracing;
+use super::{Run, indent};
+use crate::checkpoint;
+use crate::failure::{Failure, Result};
+use crate::out;
+use crate::progress::Progress;
+use crate::sample;
+use crate::save::{self, Saved, Wanted};
+use collectives::Float;
+use models::tokens::Windows;
+use serde_json::json;
+use std::time::Instant;
+
+impl<T: Float> Run<'_, T> {
+    /// Keeps the state after the last step, unless it is kept already. What is refused costs no more than that.
+    pub(super) fn checkpoint(&mut self) -> Result<()> {
+        let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| self.made > self.kept) else {
+            return Ok(());
+        };
+        let began = Instant::now();
+        match checkpoint::write(&mut self.trainer, self.plan, &self.companions)? {
+            Ok(()) => self.record.line(
+                &self.progress,
+                || json!({"checkpoint": {"step": self.made, "path": checkpoints.dir.display().to_string()}}),
+            ),
+            Err(why) => self.record.without("this checkpoint", &self.progress, &why),
+        }
+        self.kept = self.made;
+        self.apart += began.elapsed();
+        Ok(())
+    }
+
+    /// What a run comes to because of `failure`. All ranks come to a verdict at the same point, before they update anything
+    /// and with nothing under way between them: so what they have can still be kept.
+    pub(super) fn end_early(mut self, failure: Failure) -> Failure {
+        if !failure.is_verdict() {
+            return failure;
+        }
+        let missing = self.tracing.as_ref().and_then(Tracing::missing);
+        let told = self.rescue(failure);
+        let told = match missing {
+            Some(missing) if told.is_verdict() => told.remark(&missing),
+            _ => told,
+        };
+        match (told, std::mem::take(&mut self.record).end()) {
+            (told @ Failure::Stopped { .. }, Err(e)) => Failure::Verdict(format!("{told}; {e}")),
+            (told, Err(e)) => told.remark(&e.to_string()),
+            (told, Ok(())) => told,
+        }
+    }
+
+    /// Keeps what a verdict leaves to keep, and says what came of that.
+    fn rescue(&mut self, failure: Failure) -> Failure {
+        let failure = match &self.plan.checkpoints {
+            Some(checkpoints) if self.sound && self.done() > 0 => {
+                if let Err(e) = self.checkpoint() {
+                    // Of ranks that no longer stand together nobody can say more.
+                    return e;
+                }
+                failure.remark(&format!(
+                    "--resume goes on from {} after step {}",
+                    checkpoints.dir.display(),
+                    self.kept
+                ))
+            }
+            _ => failure,
+        };
+        let Some(dir) = self.plan.save.as_deref() else { return failure };
+        let steps = self.made;
+        if self.done() == 0 {
+            return failure.remark("nothing was trained, so nothing was saved");
+        }
+        let wanted = if self.sound { Wanted::Any } else { Wanted::Rescued };
+        let Saved { not_finite, kept, written } = match self.save(wanted) {
+            Ok(saved) => saved,
+            // Of ranks that no longer stand together nobody can say more.
+            Err(e) => return e,
+        };
+        // All ranks know whether there is something, and only rank 0 of a refusal.
+        let told = match (written, kept, not_finite) {
+            (Err(e), ..) => Failure::Verdict(format!("{failure}; {e}")),
+            (Ok(()), true, lost) => {
+                let worth = if self.sound && lost == 0 { "" } else { ", and may be of no use" };
+                let told = format!("the weights after step {steps} were saved to {}{worth}", dir.display());
+                failure.remark(&told)
+            }
+            (Ok(()), false, 0) => {
+                let left = format!("{} was left as it was", dir.display());
+                Failure::Verdict(format!(
+                    "{failure}; {left}, because the weights after step {steps} may be worth less"
+                ))
+            }
+            (Ok(()), false, lost) => {
+                Failure::Verdict(format!("{failure}; {}: nothing was saved", self.ruin(lost, steps)))
+            }
+        };
+        if !matches!(told, Failure::Stopped { .. }) {
+            return told;
+        }
+        match self.account_for(Some(dir)) {
+            Ok(()) => told,
+            Err(e @ Failure::Consequence(_)) => e,
+            // What could not be shown or recorded does not take away what was kept.
+            Err(e) => Failure::Verdict(format!("{told}; {e}")),
+        }
+    }
+
+    /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
+    /// not it could be kept.
+    pub(super) fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
+        self.checkpoint()?;
+        let Saved { not_finite, kept, written } = self.save(Wanted::Any)?;
+        let dir = self.plan.save.as_deref().filter(|_| written.is_ok());
+        let kept = dir.filter(|_| kept);
+        let told = self.conclude(held_out, kept, not_finite);
+        let lead = self.trainer.comm().rank() == 0;
+        let told = match (told, dir) {
+            (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
+                let dir = dir.display();
+                Err(match kept {
+                    Some(_) => ruin.remark(&format!("what was saved to {dir} may be of no use")),
+                    None => ruin.remark(&format!("{dir} was left as it was")),
+                })
+            }
+            (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
+                // Who reads why has to know that the model is there.
+                if !self.show.quiet {
+                    let _ = out::text(Self::place(kept));
+                }
+                Err(e)
+            }
+            (told, _) => told,
+        };
+        match (written, told) {
+            (Ok(()), Ok(())) => {}
+            // What could not be kept may have been worth nothing, or was about to be evaluated.
+            (Err(refused), Err(verdict)) if verdict.is_verdict() => {
+                return Err(Failure::Run(format!("{refused}; {verdict}")));
+            }
+            (Ok(()), Err(stopped @ Failure::Stopped { .. })) => {
+                return Err(match std::mem::take(&mut self.record).end() {
+                    Ok(()) => stopped,
+                    Err(lost) => Failure::Verdict(format!("{stopped}; {lost}")),
+                });
+            }
+            (written, told) => return written.and(told),
+        }
+        if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
+            // Rank 0 was refused, and has left.
+            return Ok(());
+        }
+        let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
+        let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
+        progress.finish();
+        let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
+            Some(sample) => {
+                let remark = sample.remark(self.plan.sample);
+                out::line(format_args!("sample{remark}\n{}", indent(&sample.text)))
+            }
+            None => Ok(()),
+        });
+        // Nobody waits for this rank any more.
+        self.progress.end();
+        std::mem::take(&mut self.record).end().and(shown)
+    }
+
+    /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.
+    fn save(&mut self, wanted: Wanted) -> Result<Saved> {
+        let Some(dir) = &self.plan.save else {
+            return Ok(Saved { not_finite: 0, kept: false, written: Ok(()) });
+        };
+        let began = Instant::now();
+        let saved = save::model(&mut self.trainer, self.plan, dir, &self.companions, wanted)?;
+        self.apart += began.elapsed();
+        Ok(saved)
+    }
+
+    /// Says that so many weights are lost.
+    pub(super) fn ruin(&self, not_finite: usize, steps: usize) -> String {
+        let (model, all) = (&self.plan.model, self.plan.model.config.parameters());
+        format!("{not_finite} of the {all} weights of {} after step {steps} are not finite", model.name)
+    }
+}

@@ -1,0 +1,172 @@
+//! Trainings that go on from a checkpoint: with the same bits as if nothing had ended, by other ranks and stages too.
+
+use crate::bench;
+use crate::disks::{CARAVAN, with_disk};
+use harness::{Bench, json_lines, signal};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+
+const TRAIN: &str = "train --model nano --data text.txt --seq 16 --micro-batch 1 --warmup 1 --schedule constant --sample 0 --quiet \
+                     --reproducible --metrics m.jsonl";
+
+/// Every step's loss and norm in the metrics from the last line of a run on, and its steps.
+fn steps(bench: &Bench) -> Vec<(u64, String)> {
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let last = lines.iter().rposition(|line| line["run"].is_object()).expect("a run");
+    let steps = lines[last..].iter().filter(|line| line["step"].is_u64());
+    steps.map(|l| (l["step"].as_u64().unwrap(), format!("{} {}", l["loss"], l["grad_norm"]))).collect()
+}
+
+fn saved(bench: &Bench) -> Vec<u8> {
+    fs::read(bench.path("saved/model.safetensors")).unwrap()
+}
+
+/// What lies in the directory of checkpoints.
+fn kept(bench: &Bench) -> Vec<String> {
+    let entries = fs::read_dir(bench.path("ckpt")).map_or(Vec::new(), |dir| dir.flatten().collect());
+    let mut names: Vec<String> =
+        entries.iter().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_training_goes_on_with_the_same_bits_on_other_ranks_and_stages() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    for dtype in ["bf16", "f32"] {
+        let train = |flags: &str| bench.run(&format!("{TRAIN} --dtype {dtype} {flags}")).success().stderr;
+        let fresh = || {
+            let _ = fs::remove_dir_all(bench.path("ckpt"));
+            let _ = fs::remove_file(bench.path("m.jsonl"));
+        };
+        train("--steps 9 --ranks 2 --accumulate 2 --save saved");
+        let (whole, weights) = (steps(&bench), saved(&bench));
+        assert_eq!(whole.len(), 9);
+        fresh();
+
+        let ckpt = "--checkpoint ckpt --resume";
+        train(&format!("--steps 9 --ranks 2 --accumulate 2 {ckpt} --checkpoint-every 4 --save saved"));
+        assert_eq!((kept(&bench), steps(&bench)), (vec!["step-9".to_owned()], whole.clone()));
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let made: Vec<&Value> =
+            lines.iter().map(|line| &line["checkpoint"]["step"]).filter(|s| s.is_u64()).collect();
+        assert_eq!(made, [4, 8, 9]);
+
+        for (flags, before) in [
+            ("--ranks 4 --accumulate 1 --stage 3", 4),
+            ("--ranks 1 --accumulate 4 --stage 0 --transport threads", 8),
+            ("--ranks 2 --accumulate 2 --stage 1 --bucket-size 20K", 1),
+        ] {
+            fresh();
+            let first = format!("--ranks 2 --accumulate 2 --stage 2 {ckpt} --steps {before}");
+            train(&first);
+            assert_eq!(kept(&bench), [format!("step-{before}")]);
+            train(&format!("--steps 9 {flags} {ckpt} --save saved"));
+            assert_eq!(steps(&bench), whole[before..], "{dtype} {flags}");
+            assert!(saved(&bench) == weights, "weights of {dtype} {flags}");
+            assert_eq!(kept(&bench), ["step-9"]);
+            // Its metrics stand behind those of the run before.
+            let lines = json_lines(&bench.path("m.jsonl"));
+            let runs: Vec<&Value> = lines.iter().filter(|line| line["run"].is_object()).collect();
+            let after: Vec<&Value> = runs.iter().map(|line| &line["run"]["resumed_after"]).collect();
+            assert_eq!(after, [&Value::Null, &Value::from(before)]);
+            let summary = &lines[lines.len() - 1]["summary"];
+            assert_eq!(summary["steps"], 9 - before);
+            // What a rank holds is what was planned, with what it has written and read.
+            assert_eq!(summary["ranks"][0]["memory"], summary["predicted_memory"], "{flags}");
+        }
+        // The weights that are kept are a model, too, in f32.
+        let eval = |model: &str| {
+            let outcome = bench.run(&format!("eval --model {model} --data text.txt --json")).success();
+            outcome.json()["loss"].as_f64().unwrap()
+        };
+        assert!(dtype == "bf16" || eval("ckpt/step-9/weights") == eval("saved"));
+        fresh();
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn a_training_that_is_asked_to_end_keeps_its_state_and_goes_on() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let flags = "--ranks 2 --accumulate 2 --checkpoint ckpt --resume";
+    let run =
+        bench.command(&format!("{TRAIN} {flags} --steps 1000000 --checkpoint-every 0")).spawn().unwrap();
+    let run = bench.until(run, "some steps are made", || {
+        fs::read_to_string(bench.path("m.jsonl")).is_ok_and(|text| text.lines().count() > 5)
+    });
+    signal(run.id(), Signal::TERM);
+    let outcome = bench.finish(run);
+    let step: usize =
+        kept(&bench).pop().and_then(|name| name.strip_prefix("step-")?.parse().ok()).expect("a checkpoint");
+    outcome.refusal(
+        143,
+        &["interrupted by signal 15", &format!("--resume goes on from ckpt after step {step}")],
+    );
+    let last = step + 3;
+    bench.run(&format!("{TRAIN} {flags} --steps {last}")).success();
+    let went_on = steps(&bench);
+    fs::remove_file(bench.path("m.jsonl")).unwrap();
+    bench.run(&format!("{TRAIN} --ranks 2 --accumulate 2 --steps {last}")).success();
+    assert_eq!(went_on, steps(&bench)[step..]);
+    bench.nothing_left();
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_is_told() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    bench.file("other/notes.txt", "precious");
+    bench.run(&format!("{TRAIN} --steps 3 --checkpoint ckpt")).success();
+    for (flags, words) in [
+        ("--checkpoint ckpt", &["--checkpoint ckpt has the state after step 3", "add --resume"][..]),
+        ("--checkpoint ckpt --resume --steps 3", &["after step 3", "3 --steps: raise them"]),
+        ("--checkpoint ckpt --resume --model baby", &["--model baby has another shape", "ckpt/step-3"]),
+        ("--resume", &["--resume is of --checkpoint DIR"]),
+        ("--checkpoint-every 5", &["--checkpoint-every 5 is of --checkpoint DIR"]),
+        ("--checkpoint other", &["--checkpoint other", "has notes.txt, which is no checkpoint"]),
+        ("--checkpoint text.txt", &["--checkpoint text.txt", "Not a directory"]),
+        ("--checkpoint new --save new/m", &["--save new/m", "--checkpoint new lie in each other"]),
+        ("--checkpoint new --metrics new/m.jsonl", &["--metrics new/m.jsonl", "lie in each other"]),
+    ] {
+        let train = TRAIN
+            .replace("--metrics m.jsonl", if flags.contains("--metrics") { "" } else { "--metrics m.jsonl" });
+        let train =
+            train.replace("--model nano", if flags.contains("--model") { "" } else { "--model nano" });
+        let steps = if flags.contains("--steps") { "" } else { "--steps 9" };
+        bench.run(&format!("{train} {steps} {flags}")).refusal(2, words);
+    }
+    assert_eq!(kept(&bench), ["step-3"]);
+    // What is learnt otherwise from here on is said.
+    let said = bench
+        .run(&format!("{} --steps 5 --lr 1e-4 --checkpoint ckpt --resume", TRAIN.replace("--quiet", "")));
+    let said = said.success().stderr;
+    assert!(said.contains("goes on with --steps 5 instead of 3, --lr 0.0001 instead of 0.001"), "{said}");
+    assert!(said.contains("after step 3"), "{said}");
+    // One that is broken is no reason to begin anew.
+    fs::remove_file(bench.path("ckpt/step-5/second_moments/model.safetensors")).unwrap();
+    let train = format!("{TRAIN} --steps 9 --checkpoint ckpt --resume");
+    bench.run(&train).refusal(2, &["ckpt/step-5/second_moments"]);
+    bench.nothing_left();
+}
+
+/// A disk that fills up costs the checkpoint, neither the one before nor the run.
+#[test]
+fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let train = format!("{CARAVAN} {TRAIN} --dtype f32 --ranks 2 --checkpoint disk/c --checkpoint-every 2");
+    // There is room for one and a half.
+    let run = format!(
+        "{train} --steps 4 --save out; code=$?; ls -A disk/c; test -e out/config.json; echo model $?; \
+         exit $code"
+    );
+    let Some(outcome) = with_disk(&bench, "2300k", &run) else { return };
+    let outcome = outcome
+        .refusal(1, &["--checkpoint disk/c", "its disk has", "the run went on without this checkpoint"]);
+    assert!(outcome.stdout.ends_with("step-2\nmodel 0\n"), "{}", outcome.stdout);
+    bench.nothing_left();
+}
