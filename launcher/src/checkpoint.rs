@@ -11,13 +11,16 @@ use crate::files;
 use crate::plan::{ModelChoice, TrainPlan};
 use crate::save::Companions;
 use crate::train::signature;
+use collectives::trace::Trace;
 use collectives::{DType, Float, ReduceOp};
 use models::hf::{self, SaveOptions, Writer};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use zero::{Kept, Trainer};
+use zero::{Kept, Source, Trainer};
 
 /// What says that a directory is one, and of which step.
 const TRAINING: &str = "training.json";
@@ -27,7 +30,7 @@ const STEP: &str = "step-";
 const UNFINISHED: [&str; 2] = [".step-", ".unfinished"];
 
 /// Settings that change what is learnt: of these it is told that they are others now. The shape has to be the same.
-const TOLD: [&str; 18] = [
+const TOLD: [&str; 23] = [
     "--data",
     "--val-data",
     "--tokenizer",
@@ -46,6 +49,11 @@ const TOLD: [&str; 18] = [
     "--eps",
     "--clip",
     "--order",
+    "--seed",
+    "--matmul-precision",
+    "--device",
+    "--attention",
+    "--reproducible",
 ];
 
 /// Where each part of the state lies.
@@ -73,9 +81,10 @@ pub struct Checkpoints {
 pub struct State {
     /// Steps that were made.
     pub step: usize,
+    /// What tells it from others of that step.
+    pub mark: String,
     dir: PathBuf,
     settings: Map<String, Value>,
-    moments: [hf::Checkpoint; 2],
 }
 
 /// Steps between checkpoints where nobody says how many.
@@ -87,14 +96,8 @@ impl Checkpoints {
     /// # Errors
     /// Flags that say something of no checkpoints; a state that nobody asked to go on from, or that has all steps.
     pub fn asked(args: &TrainArgs) -> Result<Option<Checkpoints>> {
-        let Some(dir) = args.checkpoint.clone() else {
-            let every = args.checkpoint_every.map(|every| format!("--checkpoint-every {every}"));
-            return match every.or(args.resume.then(|| "--resume".to_owned())) {
-                Some(flag) => Err(Failure::usage(format!("{flag} is of --checkpoint DIR: add that"))),
-                None => Ok(None),
-            };
-        };
-        files::check_name("--checkpoint", &dir, "the name of a directory")?;
+        Checkpoints::check_flags(args)?;
+        let Some(dir) = args.checkpoint.clone() else { return Ok(None) };
         let from = State::last(&dir)?;
         let found = from.as_ref().map(|state| state.step);
         match found {
@@ -116,12 +119,31 @@ impl Checkpoints {
         }
     }
 
+    /// What can be said of the flags on any machine.
+    ///
+    /// # Errors
+    /// Flags that say something of no checkpoints, or a dash.
+    pub fn check_flags(args: &TrainArgs) -> Result<()> {
+        if let Some(dir) = &args.checkpoint {
+            return files::check_name("--checkpoint", dir, "the name of a directory");
+        }
+        let every = args.checkpoint_every.map(|every| format!("--checkpoint-every {every}"));
+        match every.or(args.resume.then(|| "--resume".to_owned())) {
+            Some(flag) => Err(Failure::usage(format!("{flag} is of --checkpoint DIR: add that"))),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses what would lie in the directory of checkpoints, or that in it.
     ///
     /// # Errors
     /// The `flag` and its path.
     pub fn check_apart(dir: &Path, flag: &str, path: &Path) -> Result<()> {
-        let place = |path: &Path| files::place(path).unwrap_or_else(|| path.to_owned());
+        // A directory that is there has a place, too.
+        let place = |path: &Path| {
+            let there = path.canonicalize().ok().or_else(|| files::place(path));
+            there.unwrap_or_else(|| path.to_owned())
+        };
         let (one, other) = (place(dir), place(path));
         match one.starts_with(&other) || other.starts_with(&one) {
             true => Err(Failure::usage(format!(
@@ -154,16 +176,22 @@ impl State {
         let settings = told["settings"].as_object().filter(|_| told["step"] == json!(step));
         let settings =
             settings.ok_or_else(|| refuse(format!("{TRAINING} is not that of step {step}")))?.clone();
-        let open = |kept| hf::Checkpoint::open(dir.join(name(kept))).map_err(Failure::usage);
-        let moments = [open(Kept::FirstMoments)?, open(Kept::SecondMoments)?];
-        Ok(Some(State { step, dir, settings, moments }))
+        let mark = format!("{:016x}", collectives::digest(text.bytes()));
+        let state = State { step, mark, dir, settings };
+        // Not to be found out of when ranks have started; nor held open, while later ones take its place.
+        Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
+        Ok(Some(state))
     }
 
-    /// Gives the model its weights, whatever it was named by.
+    fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
+        hf::Checkpoint::open(self.dir.join(name(kept))).map_err(Failure::usage)
+    }
+
+    /// Whether it is of a model of this shape.
     ///
     /// # Errors
-    /// A model of another shape, or weights that cannot be read.
-    pub fn hand_weights(&self, model: &mut ModelChoice) -> Result<()> {
+    /// It is not.
+    pub fn check_shape(&self, model: &ModelChoice) -> Result<()> {
         let (there, asked) = (self.settings.get("--model"), format!("{:?}", model.config));
         if there.and_then(Value::as_str) != Some(&asked) {
             return Err(Failure::usage(format!(
@@ -172,9 +200,18 @@ impl State {
                 self.dir.display()
             )));
         }
-        model.weights =
-            Some(hf::Checkpoint::open(self.dir.join(name(Kept::Weights))).map_err(Failure::usage)?);
         Ok(())
+    }
+
+    /// Its weights.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn weights(&self) -> Result<Box<Source<'static>>> {
+        let weights = self.open(Kept::Weights)?;
+        Ok(Box::new(move |spec, range, out| {
+            weights.read_range(&spec.name, range, out).map_err(|e| e.to_string())
+        }))
     }
 
     /// Has `trainer`, which was made with the weights, go on from here. All ranks call it.
@@ -182,9 +219,9 @@ impl State {
     /// # Errors
     /// Moments that cannot be read, which all ranks say.
     pub fn restore<T: Float>(&self, trainer: &mut Trainer<T>) -> Result<()> {
-        let [first, second] = &self.moments;
+        let (first, second) = (self.open(Kept::FirstMoments)?, self.open(Kept::SecondMoments)?);
         let restored = trainer.restore(self.step as u64, &mut |kept, spec, range, out| {
-            let from = if kept == Kept::FirstMoments { first } else { second };
+            let from = if kept == Kept::FirstMoments { &first } else { &second };
             from.read_range(&spec.name, range, out).map_err(|e| e.to_string())
         });
         Ok(restored?)
@@ -247,8 +284,15 @@ pub fn check_destination(dir: &Path, parameters: u64) -> Result<()> {
     hf::check_destination(&first, bytes).map(drop).map_err(|e| Failure::usage(format!("--checkpoint: {e}")))
 }
 
-/// Writes the state of a training after its last step; rank 0 holds the pen, and nobody goes on before it has put it down. What
-/// it was refused is told on rank 0 alone, as a value, because the ranks stand together; then the checkpoint before is there.
+/// What came of writing a checkpoint. The ranks stand together then, and the one before is there where it is not.
+pub struct Written {
+    /// Whether it is there, as all ranks know.
+    pub whole: bool,
+    /// On rank 0, why it is not.
+    pub refused: Option<Failure>,
+}
+
+/// Writes the state of a training after its last step; rank 0 holds the pen, and nobody goes on before it has put it down.
 ///
 /// # Errors
 /// The ranks cannot bring the state together.
@@ -256,7 +300,7 @@ pub fn write<T: Float>(
     trainer: &mut Trainer<T>,
     plan: &TrainPlan,
     companions: &Companions,
-) -> Result<Result<()>> {
+) -> Result<Written> {
     let checkpoints = plan.checkpoints.as_ref().expect("a training that makes checkpoints");
     let step = trainer.steps() as usize;
     let lead = trainer.comm().rank() == 0;
@@ -274,17 +318,21 @@ pub fn write<T: Float>(
             kept,
             Some(&mut |spec, values| {
                 // After a refusal the others are still accompanied through the rest.
-                if let Some(open) = &mut writer
-                    && let Err(e) = open.add(&spec.name, values)
-                {
-                    (writer, refused) = (None, Some(e));
+                let Some(open) = &mut writer else { return Ok(()) };
+                let wrong = match values.iter().all(|value| value.is_finite()) {
+                    true => open.add(&spec.name, values).err().map(|e| e.to_string()),
+                    // Nothing goes on from that.
+                    false => Some(format!("{kept} of {} after step {step} are not all finite", spec.name)),
+                };
+                if wrong.is_some() {
+                    (writer, refused) = (None, wrong);
                 }
                 Ok(())
             }),
         );
         exported?;
         pen.attempt(|_| match (refused, writer) {
-            (Some(e), _) => Err(e.into()),
+            (Some(why), _) => Err(why.into()),
             (None, Some(writer)) => Ok(writer.finish()?),
             (None, None) => Ok(()),
         });
@@ -293,16 +341,53 @@ pub fn write<T: Float>(
         pen.attempt(|pen| pen.finish(plan));
     }
     // The others wait here for the pen.
-    trainer.comm().all_reduce_in_place(&mut [0u8][..], ReduceOp::Max)?;
-    Ok(pen.refused.map_or(Ok(()), |why| {
+    let mut refused = [u8::from(pen.refused.is_some())];
+    trainer.comm().all_reduce_in_place(&mut refused[..], ReduceOp::Max)?;
+    let why = pen.refused.map(|why| {
         // A half one takes room, and nothing else.
         remove_unfinished(&checkpoints.dir);
-        Err(Failure::run(format!("--checkpoint {}: {why}", checkpoints.dir.display())))
-    }))
+        Failure::run(format!("--checkpoint {}: {why}", checkpoints.dir.display()))
+    });
+    Ok(Written { whole: refused == [0], refused: why })
+}
+
+/// A directory of checkpoints that no other run writes to.
+pub struct Claim {
+    /// Locked as long as it is open; none where a file system locks no directories.
+    _lock: Option<File>,
+}
+
+impl Claim {
+    /// Of a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// Another run writes there, or the system's refusal.
+    pub fn of(dir: &Path) -> Result<Claim> {
+        let refuse =
+            |why: &dyn std::fmt::Display| Failure::usage(format!("--checkpoint {}: {why}", dir.display()));
+        fs::create_dir_all(dir).map_err(|e| refuse(&e))?;
+        let open = File::open(dir).map_err(|e| refuse(&e))?;
+        match flock(&open, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Claim { _lock: Some(open) }),
+            Err(Errno::WOULDBLOCK) => {
+                Err(refuse(&"another run writes there: wait for its end, or name another directory"))
+            }
+            Err(_) => Ok(Claim { _lock: None }),
+        }
+    }
+}
+
+/// Removes what a run has left that ended in the midst of a checkpoint, unless another writes there.
+pub fn clean(dir: &Path) {
+    if dir.is_dir()
+        && let Ok(_claim) = Claim::of(dir)
+    {
+        remove_unfinished(dir);
+    }
 }
 
 /// Removes what was begun by who cannot go on with it, as far as it can be removed.
-pub fn remove_unfinished(dir: &Path) {
+fn remove_unfinished(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED[0])) {
             let _ = fs::remove_dir_all(entry.path());
@@ -341,7 +426,11 @@ impl Pen<'_> {
     fn begin(&self) -> Attempt<()> {
         fs::create_dir_all(self.dir)?;
         remove_unfinished(self.dir);
-        Ok(fs::create_dir(self.place())?)
+        // Of a run that has made this step before, and gone on from an earlier one.
+        match fs::remove_dir_all(self.dir.join(format!("{STEP}{}", self.step))) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(e)?,
+            _ => Ok(fs::create_dir(self.place())?),
+        }
     }
 
     fn part(&self, plan: &TrainPlan, companions: &Companions, kept: Kept) -> Attempt<Writer> {
@@ -359,7 +448,12 @@ impl Pen<'_> {
         let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
         let mut settings: Map<String, Value> = settings.collect();
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());
-        let told = json!({"generator": generator(), "step": self.step, "settings": settings});
+        let told = json!({
+            "generator": generator(),
+            "step": self.step,
+            "written": Trace::now(),
+            "settings": settings,
+        });
         let place = self.place();
         let mut file = File::create(place.join(TRAINING))?;
         file.write_all(format!("{told:#}\n").as_bytes())?;
@@ -368,9 +462,11 @@ impl Pen<'_> {
         let whole = self.dir.join(format!("{STEP}{}", self.step));
         fs::rename(&place, &whole)?;
         File::open(self.dir)?.sync_all()?;
-        for (_, other) in steps(self.dir).unwrap_or_default().into_iter().filter(|(_, other)| *other != whole)
+        // It is there, whatever becomes of those before; over NFS what somebody has open stays.
+        for (_, other) in
+            steps(self.dir).unwrap_or_default().into_iter().filter(|(step, _)| *step < self.step)
         {
-            fs::remove_dir_all(other)?;
+            let _ = fs::remove_dir_all(other);
         }
         Ok(())
     }

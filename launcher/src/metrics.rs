@@ -8,7 +8,7 @@ use crate::train::stop;
 use rustix::io::Errno;
 use serde_json::Value;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -53,13 +53,17 @@ impl Metrics {
     /// # Errors
     /// A path that cannot be written.
     pub fn append(path: &Path) -> Result<Self> {
-        let Some(there) = path.metadata().ok().filter(std::fs::Metadata::is_file) else {
+        if !path.metadata().is_ok_and(|there| there.is_file()) || files::standard(path).is_some() {
             return Metrics::create(path);
-        };
-        let opened = File::options().append(true).open(path);
-        let file =
-            opened.map_err(|e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display())))?;
-        Ok(Metrics::of(file, path, Some(there.len())))
+        }
+        let refused = |e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display()));
+        let mut file = File::options().read(true).append(true).open(path).map_err(refused)?;
+        // A machine that failed may have left the beginning of a line.
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(refused)?;
+        let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
+        file.set_len(whole).map_err(refused)?;
+        Ok(Metrics::of(file, path, Some(whole)))
     }
 
     fn of(file: File, path: &Path, whole: Option<u64>) -> Self {
@@ -150,8 +154,8 @@ pub struct Record {
     metrics: Option<Metrics>,
     /// Why there are no more lines.
     failure: Option<Failure>,
-    /// What else is missing, and why.
-    missing: Vec<String>,
+    /// What else is missing, and why: the last of each kind.
+    missing: Vec<(String, String)>,
 }
 
 impl Record {
@@ -177,7 +181,8 @@ impl Record {
     /// Notes that something else could not be written, which costs no model either.
     pub fn without(&mut self, what: &str, progress: &Progress, why: &Failure) {
         progress.alarm(&format!("{why}; the run goes on without {what}"));
-        self.missing.push(format!("{why}; the run went on without {what}"));
+        self.missing.retain(|(other, _)| other != what);
+        self.missing.push((what.to_owned(), format!("{why}; the run went on without {what}")));
     }
 
     /// Whether all was written, and lines are kept.
@@ -188,7 +193,8 @@ impl Record {
         let settled =
             self.metrics.map_or(Ok(()), |mut metrics| metrics.settle()).err().map(|e| e.to_string());
         let lines = self.failure.map(|e| format!("{e}; the run went on without them"));
-        let lost: Vec<String> = lines.into_iter().chain(settled).chain(self.missing).collect();
+        let missing = self.missing.into_iter().map(|(_, why)| why);
+        let lost: Vec<String> = lines.into_iter().chain(settled).chain(missing).collect();
         match lost.is_empty() {
             true => Ok(()),
             false => Err(Failure::Verdict(lost.join("; "))),

@@ -181,7 +181,7 @@ impl TrainPlan {
             }
         }
         if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
-            state.hand_weights(&mut model)?;
+            state.check_shape(&model)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
         let feed = match input {
@@ -261,6 +261,17 @@ impl TrainPlan {
         )?;
         let checkpoints = self.checkpoints.as_ref();
         checkpoints.map_or(Ok(()), |c| checkpoint::check_destination(&c.dir, self.model.config.parameters()))
+    }
+
+    /// Where first weights come from.
+    ///
+    /// # Errors
+    /// Those of a checkpoint cannot be read.
+    pub fn source(&self) -> Result<Box<zero::Source<'_>>> {
+        match self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
+            Some(state) => Ok(state.weights()?),
+            None => Ok(Box::new(self.model.source(self.seed, self.batch.threads))),
+        }
     }
 
     /// Steps that were made before this run.
@@ -363,6 +374,7 @@ impl TrainPlan {
 /// and outputs in each other's way.
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
     Numbers::check(args, world)?;
+    Checkpoints::check_flags(args)?;
     Traced::asked(args, 0)?;
     check_device(args)?;
     data::check_names("--data", &args.data)?;

@@ -7,6 +7,7 @@ pub mod stop;
 mod trace;
 
 use crate::agree;
+use crate::checkpoint::Claim;
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
@@ -87,8 +88,11 @@ struct Run<'a, T: Float> {
     apart: Duration,
     /// Steps that are made, with those before this run.
     made: usize,
-    /// Those of the last checkpoint.
+    /// Those of the last checkpoint, and of the last that was tried.
     kept: usize,
+    tried: usize,
+    /// Rank 0's, of the directory of checkpoints.
+    _claim: Option<Claim>,
     last: Step,
     validation: Option<f64>,
     /// What it ends with before its time is not that its weights are worth less.
@@ -102,6 +106,10 @@ impl<'a, T: Float> Run<'a, T> {
         let lead = me == 0;
         // Before anything is written anew.
         let companions = if plan.keeps() && lead { save::companions(plan)? } else { Companions::default() };
+        let claim = match &plan.checkpoints {
+            Some(checkpoints) if lead => Some(Claim::of(&checkpoints.dir)?),
+            _ => None,
+        };
         // Rank 0 writes them, and all know whether it does.
         let hosts = match &plan.metrics {
             Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
@@ -146,6 +154,8 @@ impl<'a, T: Float> Run<'a, T> {
             apart: Duration::ZERO,
             made: plan.made_before(),
             kept: plan.made_before(),
+            tried: plan.made_before(),
+            _claim: claim,
             last: Step::default(),
             validation: None,
             sound: false,

@@ -130,6 +130,7 @@ fn what_cannot_be_gone_on_with_is_told() {
         ("--checkpoint other", &["--checkpoint other", "has notes.txt, which is no checkpoint"]),
         ("--checkpoint text.txt", &["--checkpoint text.txt", "Not a directory"]),
         ("--checkpoint new --save new/m", &["--save new/m", "--checkpoint new lie in each other"]),
+        ("--checkpoint ckpt --resume --save ckpt/step-3", &["--save ckpt/step-3", "lie in each other"]),
         ("--checkpoint new --metrics new/m.jsonl", &["--metrics new/m.jsonl", "lie in each other"]),
     ] {
         let train = TRAIN
@@ -153,6 +154,37 @@ fn what_cannot_be_gone_on_with_is_told() {
     bench.nothing_left();
 }
 
+/// Nothing goes on from weights that are not finite, so what was before is kept.
+#[test]
+fn a_state_that_is_not_finite_takes_the_place_of_none() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    bench.run(&format!("{TRAIN} --steps 2 --checkpoint ckpt")).success();
+    let train =
+        format!("{TRAIN} --steps 3 --lr 1e38 --clip 0 --checkpoint ckpt --resume --checkpoint-every 1");
+    let said = bench.run(&train);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert_eq!(kept(&bench), ["step-2"], "{said:?}");
+    bench.nothing_left();
+}
+
+/// A second run would take away what the first one writes.
+#[test]
+fn a_directory_is_one_run_s_at_a_time() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let flags = "--checkpoint ckpt --checkpoint-every 5";
+    let run = bench.command(&format!("{TRAIN} {flags} --steps 1000000")).spawn().unwrap();
+    let run = bench.until(run, "it has a checkpoint", || !kept(&bench).is_empty());
+    let other = TRAIN.replace("m.jsonl", "other.jsonl");
+    let other = format!("{other} {flags} --resume --steps 1000000");
+    bench.run(&other).refusal(2, &["--checkpoint ckpt", "another run writes there"]);
+    signal(run.id(), Signal::TERM);
+    bench.finish(run).refusal(143, &["--resume goes on from ckpt"]);
+    assert_eq!(kept(&bench).len(), 1);
+    bench.nothing_left();
+}
+
 /// A disk that fills up costs the checkpoint, neither the one before nor the run.
 #[test]
 fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
@@ -165,8 +197,10 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
          exit $code"
     );
     let Some(outcome) = with_disk(&bench, "2300k", &run) else { return };
-    let outcome = outcome
-        .refusal(1, &["--checkpoint disk/c", "its disk has", "the run went on without this checkpoint"]);
+    let outcome = outcome.refusal(
+        1,
+        &["--checkpoint disk/c", "its disk has", "the run went on without a checkpoint of that step"],
+    );
     assert!(outcome.stdout.ends_with("step-2\nmodel 0\n"), "{}", outcome.stdout);
     bench.nothing_left();
 }

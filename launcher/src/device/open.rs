@@ -34,13 +34,7 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
     match &plan.device {
         Device::Cpu => {
             let model = plan.model.build::<T>(&plan.batch, &ledger.of_model())?;
-            Ok(Trainer::new(
-                model,
-                comm,
-                &plan.zero,
-                ledger,
-                &mut plan.model.source(plan.seed, plan.batch.threads),
-            )?)
+            Ok(Trainer::new(model, comm, &plan.zero, ledger, &mut *plan.source()?)?)
         }
         Device::Cuda(gpus) => {
             let (gpu, room) = open(gpus, &comm, plan.ranks.nccl)?;
@@ -106,7 +100,7 @@ fn on_queue<T: Float, Q: Streams>(
     let carrier = carrier(&comm, &compute, &need, &ledger)?;
     let comm = comm.with_carrier(carrier);
     let model = model::<T, Q>(gpus, &plan.model, &plan.batch, &compute, &ledger.of_model())?;
-    let source = &mut plan.model.source(plan.seed, plan.batch.threads);
+    let source = &mut *plan.source()?;
     Ok(Trainer::on_device(&compute, plan.batch.threads, model, comm, &plan.zero, ledger, source)?)
 }
 

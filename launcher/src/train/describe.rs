@@ -63,13 +63,20 @@ pub fn signature(plan: &TrainPlan) -> Signature {
             "--checkpoint",
             plan.checkpoints.as_ref().map_or("not given".to_owned(), |c| format!("every {} steps", c.every)),
         ),
-        ("--resume", format!("after step {}", plan.made_before())),
+        ("--resume", resumed(plan)),
         ("--save", files::wanted(plan.save.as_deref())),
         ("--prefetch", plan.zero.prefetch.to_string()),
         ("--progress", plan.progress.name().to_owned()),
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
         ("--sample", plan.sample.to_string()),
     ]
+}
+
+/// Where a training goes on.
+fn resumed(plan: &TrainPlan) -> String {
+    let state = plan.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref());
+    let mark = state.map_or(String::new(), |state| format!(", digest {}", state.mark));
+    format!("after step {}{mark}", plan.made_before())
 }
 
 /// One line that says what is about to happen.

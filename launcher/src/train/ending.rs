@@ -16,18 +16,20 @@ use std::time::Instant;
 impl<T: Float> Run<'_, T> {
     /// Keeps the state after the last step, unless it is kept already. What is refused costs no more than that.
     pub(super) fn checkpoint(&mut self) -> Result<()> {
-        let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| self.made > self.kept) else {
+        let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| self.made > self.tried) else {
             return Ok(());
         };
         let began = Instant::now();
-        match checkpoint::write(&mut self.trainer, self.plan, &self.companions)? {
-            Ok(()) => self.record.line(
-                &self.progress,
-                || json!({"checkpoint": {"step": self.made, "path": checkpoints.dir.display().to_string()}}),
-            ),
-            Err(why) => self.record.without("this checkpoint", &self.progress, &why),
+        self.tried = self.made;
+        let written = checkpoint::write(&mut self.trainer, self.plan, &self.companions)?;
+        if written.whole {
+            self.kept = self.made;
+            let path = checkpoints.dir.display().to_string();
+            self.record.line(&self.progress, || json!({"checkpoint": {"step": self.made, "path": path}}));
         }
-        self.kept = self.made;
+        if let Some(why) = written.refused {
+            self.record.without("a checkpoint of that step", &self.progress, &why);
+        }
         self.apart += began.elapsed();
         Ok(())
     }
@@ -59,11 +61,13 @@ impl<T: Float> Run<'_, T> {
                     // Of ranks that no longer stand together nobody can say more.
                     return e;
                 }
-                failure.remark(&format!(
-                    "--resume goes on from {} after step {}",
-                    checkpoints.dir.display(),
-                    self.kept
-                ))
+                match self.kept {
+                    0 => failure,
+                    step => {
+                        let dir = checkpoints.dir.display();
+                        failure.remark(&format!("--resume goes on from {dir} after step {step}"))
+                    }
+                }
             }
             _ => failure,
         };
@@ -110,8 +114,9 @@ impl<T: Float> Run<'_, T> {
     /// What took hours is kept first, whatever comes of the last evaluation, and what the run came to is told whether or
     /// not it could be kept.
     pub(super) fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
-        self.checkpoint()?;
+        // The model first: what is ended in between makes its last steps again, and the model.
         let Saved { not_finite, kept, written } = self.save(Wanted::Any)?;
+        self.checkpoint()?;
         let dir = self.plan.save.as_deref().filter(|_| written.is_ok());
         let kept = dir.filter(|_| kept);
         let told = self.conclude(held_out, kept, not_finite);
