@@ -8,6 +8,7 @@ use crate::about::generator;
 use crate::args::TrainArgs;
 use crate::failure::{Failure, Result};
 use crate::files;
+use crate::human;
 use crate::plan::{ModelChoice, TrainPlan};
 use crate::save::Companions;
 use crate::train::signature;
@@ -106,7 +107,8 @@ impl Checkpoints {
                 dir.display()
             ))),
             Some(step) if step >= args.steps => Err(Failure::usage(format!(
-                "--checkpoint {} has the state after step {step}, and there are {} --steps: raise them to go on",
+                "--checkpoint {} has the state after step {step}, which is the last of {} --steps: 'caravan eval --model' evaluates its \
+                 weights, and more --steps go on",
                 dir.display(),
                 args.steps
             ))),
@@ -251,10 +253,7 @@ fn steps(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(Failure::usage(format!("--checkpoint {}: {e}", dir.display()))),
     };
-    let step = |path: PathBuf| {
-        let number = path.file_name()?.to_str()?.strip_prefix(STEP)?.parse().ok()?;
-        Some((number, path))
-    };
+    let step = |path: PathBuf| Some((number(path.file_name()?.to_str()?)?, path));
     Ok(entries.flatten().filter_map(|entry| step(entry.path())).collect())
 }
 
@@ -262,11 +261,14 @@ fn steps(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
 ///
 /// # Errors
 /// What is in the way: among others anything that is no checkpoint.
-pub fn check_destination(dir: &Path, parameters: u64) -> Result<()> {
+pub fn check_destination(checkpoints: &Checkpoints, parameters: u64) -> Result<()> {
+    let dir = &checkpoints.dir;
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
+    // What a run has left that was killed takes room.
+    clean(dir);
     match fs::read_dir(dir) {
         Ok(entries) => {
-            let ours = |name: &str| name.starts_with(STEP) || name.starts_with(UNFINISHED[0]);
+            let ours = |name: &str| number(name).is_some() || is_unfinished(name);
             if let Some(other) = entries.flatten().find(|entry| !entry.file_name().to_str().is_some_and(ours))
             {
                 let other = other.file_name();
@@ -279,9 +281,36 @@ pub fn check_destination(dir: &Path, parameters: u64) -> Result<()> {
         Err(e) if e.kind() == ErrorKind::NotFound => {}
         Err(e) => return refuse(&e.to_string()),
     }
-    let bytes = Kept::ALL.len() as u64 * parameters * DType::F32.size() as u64;
-    let first = dir.join(format!("{}0{}", UNFINISHED[0], UNFINISHED[1]));
-    hf::check_destination(&first, bytes).map(drop).map_err(|e| Failure::usage(format!("--checkpoint: {e}")))
+    let place = hf::check_destination(&pen_place(dir, 0), 0);
+    let place = place.map_err(|e| Failure::usage(format!("--checkpoint: {e}")))?;
+    // The one before goes only once the next is whole.
+    let each = Kept::ALL.len() as u64 * parameters * DType::F32.size() as u64;
+    let (there, several) = (checkpoints.made > 0, checkpoints.every > 0);
+    let needed = if several && !there { 2 * each } else { each };
+    let existing = place.ancestors().find(|path| path.exists()).unwrap_or(dir);
+    match rustix::fs::statvfs(existing) {
+        // One without a limit, as a tmpfs may be, has no blocks.
+        Ok(disk) if disk.f_blocks > 0 && disk.f_bavail.saturating_mul(disk.f_frsize) < needed => {
+            refuse(&format!(
+                "a checkpoint takes {}, of which two are there while one takes the place of the other, and its disk has {} free: \
+             make room, or name a directory on another disk",
+                human::bytes(each),
+                human::bytes(disk.f_bavail.saturating_mul(disk.f_frsize))
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The step of a checkpoint of this name.
+fn number(name: &str) -> Option<usize> {
+    name.strip_prefix(STEP)?.parse().ok()
+}
+
+/// Whether a checkpoint has this name that is not whole.
+fn is_unfinished(name: &str) -> bool {
+    let step = name.strip_prefix(UNFINISHED[0]).and_then(|rest| rest.strip_suffix(UNFINISHED[1]));
+    step.is_some_and(|step| step.parse::<usize>().is_ok())
 }
 
 /// What came of writing a checkpoint. The ranks stand together then, and the one before is there where it is not.
@@ -389,7 +418,7 @@ pub fn clean(dir: &Path) {
 /// Removes what was begun by who cannot go on with it, as far as it can be removed.
 fn remove_unfinished(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED[0])) {
+        if entry.file_name().to_str().is_some_and(is_unfinished) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

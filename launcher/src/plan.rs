@@ -177,7 +177,7 @@ impl TrainPlan {
             let data: Vec<_> = input.iter().chain(&held).flat_map(Input::named).cloned().collect();
             check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, args.save.as_deref(), &outputs)?;
             if let Some(checkpoints) = &checkpoints {
-                checkpoint::check_destination(&checkpoints.dir, model.config.parameters())?;
+                checkpoint::check_destination(checkpoints, model.config.parameters())?;
             }
         }
         if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
@@ -260,7 +260,7 @@ impl TrainPlan {
             &outputs,
         )?;
         let checkpoints = self.checkpoints.as_ref();
-        checkpoints.map_or(Ok(()), |c| checkpoint::check_destination(&c.dir, self.model.config.parameters()))
+        checkpoints.map_or(Ok(()), |c| checkpoint::check_destination(c, self.model.config.parameters()))
     }
 
     /// Where first weights come from.

@@ -1,7 +1,7 @@
 //! Trainings that go on from a checkpoint: with the same bits as if nothing had ended, by other ranks and stages too.
 
-use crate::bench;
 use crate::disks::{CARAVAN, with_disk};
+use crate::{bench, devices};
 use harness::{Bench, json_lines, signal};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -123,7 +123,10 @@ fn what_cannot_be_gone_on_with_is_told() {
     bench.run(&format!("{TRAIN} --steps 3 --checkpoint ckpt")).success();
     for (flags, words) in [
         ("--checkpoint ckpt", &["--checkpoint ckpt has the state after step 3", "add --resume"][..]),
-        ("--checkpoint ckpt --resume --steps 3", &["after step 3", "3 --steps: raise them"]),
+        (
+            "--checkpoint ckpt --resume --steps 3",
+            &["after step 3", "last of 3 --steps", "more --steps go on"],
+        ),
         ("--checkpoint ckpt --resume --model baby", &["--model baby has another shape", "ckpt/step-3"]),
         ("--resume", &["--resume is of --checkpoint DIR"]),
         ("--checkpoint-every 5", &["--checkpoint-every 5 is of --checkpoint DIR"]),
@@ -151,6 +154,31 @@ fn what_cannot_be_gone_on_with_is_told() {
     fs::remove_file(bench.path("ckpt/step-5/second_moments/model.safetensors")).unwrap();
     let train = format!("{TRAIN} --steps 9 --checkpoint ckpt --resume");
     bench.run(&train).refusal(2, &["ckpt/step-5/second_moments"]);
+    bench.nothing_left();
+}
+
+#[test]
+fn trainings_on_gpus_go_on_too_and_hold_what_was_planned() {
+    let bench = bench();
+    if !devices::can_emulate() {
+        return;
+    }
+    bench.text("text.txt", 3000);
+    for flags in ["--stage 3", "--stage 3 --transport threads", "--stage 1 --offload optimizer"] {
+        let train = |more: &str| {
+            let line = format!("{TRAIN} --ranks 2 --device cuda {flags} {more}");
+            devices::run(&bench, "2,256M", &line).success();
+            steps(&bench)
+        };
+        let whole = train("--steps 3");
+        train("--steps 2 --checkpoint ckpt");
+        assert_eq!(train("--steps 3 --checkpoint ckpt --resume"), whole[2..], "{flags}");
+        let lines = json_lines(&bench.path("m.jsonl"));
+        for rank in lines[lines.len() - 1]["summary"]["ranks"].as_array().unwrap() {
+            assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "{flags}: {rank}");
+        }
+        fs::remove_dir_all(bench.path("ckpt")).unwrap();
+    }
     bench.nothing_left();
 }
 
@@ -191,16 +219,21 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     let bench = bench();
     bench.text("text.txt", 3000);
     let train = format!("{CARAVAN} {TRAIN} --dtype f32 --ranks 2 --checkpoint disk/c --checkpoint-every 2");
-    // There is room for one and a half.
+    // Once there is one, something else takes the room for the next.
     let run = format!(
-        "{train} --steps 4 --save out; code=$?; ls -A disk/c; test -e out/config.json; echo model $?; \
-         exit $code"
+        "(until [ -d disk/c/step-2 ]; do sleep 0.01; done; dd if=/dev/zero of=disk/other bs=1k count=1600 2>&-) & \
+         {train} --steps 400 --save out; code=$?; wait; ls -A disk/c; test -e out/config.json; echo model $?; exit $code"
     );
-    let Some(outcome) = with_disk(&bench, "2300k", &run) else { return };
+    let Some(outcome) = with_disk(&bench, "3200k", &run) else { return };
     let outcome = outcome.refusal(
         1,
         &["--checkpoint disk/c", "its disk has", "the run went on without a checkpoint of that step"],
     );
-    assert!(outcome.stdout.ends_with("step-2\nmodel 0\n"), "{}", outcome.stdout);
+    let left: Vec<&str> = outcome.stdout.lines().collect();
+    let [.., state, model] = left[..] else { panic!("{left:?}") };
+    assert!(state.starts_with("step-") && model == "model 0", "{left:?}");
+    let tight = format!("{train} --steps 4");
+    let small = with_disk(&bench, "1600k", &tight).expect("as before");
+    small.refusal(2, &["--checkpoint disk/c", "takes 1.43 MiB", "two are there", "make room"]);
     bench.nothing_left();
 }

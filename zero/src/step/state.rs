@@ -65,11 +65,8 @@ impl<T: Float> Trainer<T> {
         let mut told = Told { sink: sink.filter(|_| plan.rank == 0), refused: None };
         // Of f32 parameters without a master every rank holds or gathers all.
         let parameters = kept == Kept::Weights && !plan.keeps_master();
-        // Which peers may read where it is; beside a device memory of the communicator would be the device's.
-        let mut piece = match self.comm.carrier() {
-            None => self.comm.alloc::<f32>(FLOATS)?,
-            Some(_) => Buffer::zeroed(FLOATS),
-        };
+        // Which peers may read where it is.
+        let mut piece = self.comm.alloc_on_host::<f32>(FLOATS)?;
         for unit in 0..plan.layout.len() {
             if parameters {
                 self.params.gather(&plan, unit)?;
