@@ -107,7 +107,7 @@ impl Checkpoints {
                 dir.display()
             ))),
             Some(step) if step >= args.steps => Err(Failure::usage(format!(
-                "--checkpoint {} has the state after step {step}, which is the last of {} --steps: 'caravan eval --model' evaluates its \
+                "--checkpoint {} has the state after step {step}, and all {} --steps are made: 'caravan eval --model' evaluates its \
                  weights, and more --steps go on",
                 dir.display(),
                 args.steps
@@ -455,11 +455,7 @@ impl Pen<'_> {
     fn begin(&self) -> Attempt<()> {
         fs::create_dir_all(self.dir)?;
         remove_unfinished(self.dir);
-        // Of a run that has made this step before, and gone on from an earlier one.
-        match fs::remove_dir_all(self.dir.join(format!("{STEP}{}", self.step))) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(e)?,
-            _ => Ok(fs::create_dir(self.place())?),
-        }
+        Ok(fs::create_dir(self.place())?)
     }
 
     fn part(&self, plan: &TrainPlan, companions: &Companions, kept: Kept) -> Attempt<Writer> {

@@ -125,7 +125,7 @@ fn what_cannot_be_gone_on_with_is_told() {
         ("--checkpoint ckpt", &["--checkpoint ckpt has the state after step 3", "add --resume"][..]),
         (
             "--checkpoint ckpt --resume --steps 3",
-            &["after step 3", "last of 3 --steps", "more --steps go on"],
+            &["after step 3", "all 3 --steps are made", "more --steps go on"],
         ),
         ("--checkpoint ckpt --resume --model baby", &["--model baby has another shape", "ckpt/step-3"]),
         ("--resume", &["--resume is of --checkpoint DIR"]),
