@@ -194,7 +194,8 @@ pub(super) fn gather(
                     Admission::Stranger(hello) => {
                         let Hello { pid, host, index, .. } = &hello;
                         let words = format!(
-                            "process {pid} on {host}, which says that it is rank {index}, of another CARAVAN_JOB or CARAVAN_TOKEN"
+                            "process {pid} on {host}, which says that it is rank {index}, of another CARAVAN_JOB or \
+                             CARAVAN_TOKEN"
                         );
                         note(&mut sent_away, words);
                         // Goes at once, or to nobody.
