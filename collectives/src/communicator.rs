@@ -215,9 +215,10 @@ impl Communicator {
         self.handle.shared.progress()
     }
 
-    /// From now on calls of this group that its engine carries, which a [`Carrier`] of a device may do instead, go to `trace`.
-    pub fn trace(&self, trace: &Trace) {
-        self.handle.shared.lock().trace = Some(trace.clone());
+    /// From now on calls of this group go to `trace`, or to none: those that its engine carries, and not the [`Carrier`] of a
+    /// device.
+    pub fn trace(&self, trace: Option<&Trace>) {
+        self.handle.shared.lock().trace = trace.cloned();
     }
 
     /// Gives the group up, because of something that has nothing to do with it: peers learn why, instead of waiting for

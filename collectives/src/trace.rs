@@ -160,7 +160,7 @@ mod tests {
         let mut ranks = Communicator::threads_with(2, Options::default()).unwrap().into_iter();
         let (comm, other) = (ranks.next().unwrap(), ranks.next().unwrap());
         let trace = Trace::new(8);
-        comm.trace(&trace);
+        comm.trace(Some(&trace));
         let start = |comm: &Communicator| {
             let buffer = comm.alloc::<f32>(1000).unwrap();
             comm.start_all_reduce_in_place(buffer, ReduceOp::Sum).unwrap()

@@ -72,8 +72,6 @@ pub struct Checkpoints {
     pub dir: PathBuf,
     /// Steps between them; 0: only when the run ends.
     pub every: usize,
-    /// Steps that were made before.
-    pub made: usize,
     /// Where it goes on.
     pub from: Option<State>,
 }
@@ -112,12 +110,7 @@ impl Checkpoints {
                 dir.display(),
                 args.steps
             ))),
-            _ => Ok(Some(Checkpoints {
-                dir,
-                every: args.checkpoint_every.unwrap_or(EVERY),
-                made: found.unwrap_or(0),
-                from,
-            })),
+            _ => Ok(Some(Checkpoints { dir, every: args.checkpoint_every.unwrap_or(EVERY), from })),
         }
     }
 
@@ -157,6 +150,11 @@ impl Checkpoints {
         }
     }
 
+    /// Steps that were made before.
+    pub fn made(&self) -> usize {
+        self.from.as_ref().map_or(0, |state| state.step)
+    }
+
     /// Whether one is made after this step, counted from 1.
     pub fn due(&self, step: usize) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)
@@ -183,6 +181,12 @@ impl State {
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
         Ok(Some(state))
+    }
+
+    /// One of which nothing is known but its step.
+    #[cfg(test)]
+    pub fn after(step: usize) -> State {
+        State { step, mark: String::new(), dir: PathBuf::new(), settings: Map::new() }
     }
 
     fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
@@ -285,7 +289,7 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64) -> Result<(
     let place = place.map_err(|e| Failure::usage(format!("--checkpoint: {e}")))?;
     // The one before goes only once the next is whole.
     let each = Kept::ALL.len() as u64 * parameters * DType::F32.size() as u64;
-    let (there, several) = (checkpoints.made > 0, checkpoints.every > 0);
+    let (there, several) = (checkpoints.made() > 0, checkpoints.every > 0);
     let needed = if several && !there { 2 * each } else { each };
     let existing = place.ancestors().find(|path| path.exists()).unwrap_or(dir);
     match rustix::fs::statvfs(existing) {
@@ -321,19 +325,19 @@ pub struct Written {
     pub refused: Option<Failure>,
 }
 
-/// Writes the state of a training after its last step; rank 0 holds the pen, and nobody goes on before it has put it down.
+/// Writes the state of a training after its last step below `dir`; rank 0 holds the pen, and nobody goes on before it has put it down.
 ///
 /// # Errors
 /// The ranks cannot bring the state together.
 pub fn write<T: Float>(
     trainer: &mut Trainer<T>,
     plan: &TrainPlan,
+    dir: &Path,
     companions: &Companions,
 ) -> Result<Written> {
-    let checkpoints = plan.checkpoints.as_ref().expect("a training that makes checkpoints");
     let step = trainer.steps() as usize;
     let lead = trainer.comm().rank() == 0;
-    let mut pen = Pen { dir: &checkpoints.dir, step, refused: None };
+    let mut pen = Pen { dir, step, refused: None };
     if lead {
         pen.attempt(Pen::begin);
     }
@@ -343,7 +347,7 @@ pub fn write<T: Float>(
             false => None,
         };
         let mut refused = None;
-        let exported = trainer.export_state(
+        trainer.export_state(
             kept,
             Some(&mut |spec, values| {
                 // After a refusal the others are still accompanied through the rest.
@@ -358,8 +362,7 @@ pub fn write<T: Float>(
                 }
                 Ok(())
             }),
-        );
-        exported?;
+        )?;
         pen.attempt(|_| match (refused, writer) {
             (Some(why), _) => Err(why.into()),
             (None, Some(writer)) => Ok(writer.finish()?),
@@ -374,8 +377,8 @@ pub fn write<T: Float>(
     trainer.comm().all_reduce_in_place(&mut refused[..], ReduceOp::Max)?;
     let why = pen.refused.map(|why| {
         // A half one takes room, and nothing else.
-        remove_unfinished(&checkpoints.dir);
-        Failure::run(format!("--checkpoint {}: {why}", checkpoints.dir.display()))
+        remove_unfinished(dir);
+        Failure::run(format!("--checkpoint {}: {why}", dir.display()))
     });
     Ok(Written { whole: refused == [0], refused: why })
 }

@@ -125,7 +125,7 @@ impl TrainPlan {
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;
         let checkpoints = Checkpoints::asked(args)?;
-        let traced = Traced::asked(args, checkpoints.as_ref().map_or(0, |checkpoints| checkpoints.made))?;
+        let traced = Traced::asked(args, checkpoints.as_ref().map_or(0, Checkpoints::made))?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };
         let mut model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
@@ -276,7 +276,7 @@ impl TrainPlan {
 
     /// Steps that were made before this run.
     pub fn made_before(&self) -> usize {
-        self.checkpoints.as_ref().map_or(0, |checkpoints| checkpoints.made)
+        self.checkpoints.as_ref().map_or(0, Checkpoints::made)
     }
 
     /// Whether a run that is asked to end keeps something.

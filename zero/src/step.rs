@@ -433,10 +433,10 @@ impl<T: Float> Trainer<T> {
         Ok(())
     }
 
-    /// From now on what this rank does, and its calls but for those of devices, go to `trace`.
-    pub fn trace(&mut self, trace: &Trace) {
+    /// From now on what this rank does, and its calls but for those of devices, go to `trace`, or to none.
+    pub fn trace(&mut self, trace: Option<&Trace>) {
         self.comm.trace(trace);
-        self.clock.trace = Some(trace.clone());
+        self.clock.trace = trace.cloned();
     }
 
     /// Where everything is.

@@ -171,9 +171,9 @@ impl fmt::Display for Rule {
 const BY_TWO: usize = 8;
 
 /// The same of reading everything, where less than a step decides: halves of a result, which the other has just written, come
-/// more slowly out of his caches than an input that was there before. Between two cores of a Zen 4, 512 KiB take 18 us instead
-/// of 132, and as long where the result replaces the input, whose owner keeps it for the other. More would be too much for
-/// second caches of 2 MiB, which have to keep both inputs and the result.
+/// more slowly out of his caches than an input that was there before. Where the result replaces the input, whose owner keeps it
+/// for the other, both take about as long (tried by hand on a Zen 4). More would be too much for second caches of 2 MiB, which
+/// have to keep both inputs and the result.
 const READ_BY_TWO: usize = 16;
 
 /// What a rank reduces while it deals with one message: in about 2 us some 8 GB/s.

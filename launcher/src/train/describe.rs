@@ -3,6 +3,7 @@
 use crate::about::about;
 use crate::agree::Signature;
 use crate::bench::{native, now, tuning};
+use crate::checkpoint::Checkpoints;
 use crate::device::Device;
 use crate::doctor::cuda_json;
 use crate::files;
@@ -85,9 +86,9 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
         1 => String::new(),
         n => format!(" x {n} micro-batches"),
     };
-    let state = plan.checkpoints.as_ref().filter(|checkpoints| checkpoints.made > 0);
+    let state = plan.checkpoints.as_ref().filter(|checkpoints| checkpoints.made() > 0);
     let weights = match (&plan.model.weights, state) {
-        (_, Some(state)) => format!("after step {}", state.made),
+        (_, Some(state)) => format!("after step {}", state.made()),
         // Which is all that --save keeps of a run.
         (Some(weights), None) => format!("weights of {}, a new optimizer", weights.dir().display()),
         (None, None) => "new weights".to_owned(),
@@ -239,7 +240,7 @@ fn settings(plan: &TrainPlan) -> Value {
         "trace_steps": plan.traced.as_ref().map(|traced| [*traced.steps.start(), *traced.steps.end()]),
         "checkpoint": plan.checkpoints.as_ref().map(|c| c.dir.display().to_string()),
         "checkpoint_every": plan.checkpoints.as_ref().map(|c| c.every),
-        "resumed_after": plan.checkpoints.as_ref().map(|c| c.made).filter(|&made| made > 0),
+        "resumed_after": plan.checkpoints.as_ref().map(Checkpoints::made).filter(|&made| made > 0),
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
     })
 }
@@ -248,7 +249,7 @@ fn settings(plan: &TrainPlan) -> Value {
 mod tests {
     use super::*;
     use crate::args::Attention;
-    use crate::checkpoint::Checkpoints;
+    use crate::checkpoint::State;
     use crate::device::tests::gpus;
     use crate::plan::tests::plan;
     use std::collections::BTreeSet;
@@ -353,7 +354,8 @@ mod tests {
         check("weights", &of_model(&a_model), &of_model(&b_model), &["weights of --model"]);
 
         let after = |made| {
-            let checkpoints = Checkpoints { dir: "c".into(), every: 5, made, from: None };
+            let from = Some(State::after(made));
+            let checkpoints = Checkpoints { dir: "c".into(), every: 5, from };
             TrainPlan { checkpoints: Some(checkpoints), ..plan_of("") }
         };
         check("--resume", &after(0), &after(3), &["--resume"]);

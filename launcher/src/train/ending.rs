@@ -21,7 +21,7 @@ impl<T: Float> Run<'_, T> {
         };
         let began = Instant::now();
         self.tried = self.made;
-        let written = checkpoint::write(&mut self.trainer, self.plan, &self.companions)?;
+        let written = checkpoint::write(&mut self.trainer, self.plan, &checkpoints.dir, &self.companions)?;
         if written.whole {
             self.kept = self.made;
             let path = checkpoints.dir.display().to_string();

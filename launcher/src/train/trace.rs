@@ -45,7 +45,7 @@ impl<'a> Tracing<'a> {
     /// Has `trainer` say what it does, once that is wanted.
     pub fn begin<T: Float>(wanted: &'a Traced, trainer: &mut Trainer<T>) -> Self {
         let trace = Trace::new(MOST_OF_A_RANK.min(MOST / trainer.comm().size()));
-        trainer.trace(&trace);
+        trainer.trace(Some(&trace));
         Tracing { wanted, trace, origin: 0, over: false }
     }
 
@@ -81,6 +81,7 @@ impl<'a> Tracing<'a> {
         self.over = true;
         // What the step has begun is told, too.
         trainer.settle()?;
+        trainer.trace(None);
         let ranks = self.collect(trainer.comm())?;
         Ok(ranks.map(|(ranks, lost)| self.write(&ranks, lost, plan)))
     }

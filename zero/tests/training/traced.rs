@@ -18,7 +18,7 @@ fn traced(stage: Stage, accumulate: usize) -> Vec<(Vec<Span>, Vec<Step>, u64)> {
         let toy = Box::new(Toy::new(3, false));
         let mut trainer = Trainer::<bf16>::new(toy, comm, &config, Ledger::default(), &mut source).unwrap();
         let trace = Trace::new(1 << 12);
-        trainer.trace(&trace);
+        trainer.trace(Some(&trace));
         let (mut steps, mut calls) = (Vec::new(), 0);
         for step in 0..4 {
             let wanted = (1..3).contains(&step);
