@@ -66,12 +66,14 @@ const INTERVAL: Duration = Duration::from_millis(2);
 
 impl Neighbours {
     /// The neighbours of `rank` among the ranks that live at `homes`. Kernels before 5.3 cannot watch them; there only the
-    /// launcher and deadlines notice a dead one.
+    /// launcher and deadlines notice a dead one. One that has ended already is as one that ends later: what it has said of
+    /// it is still to be heard.
     ///
     /// # Errors
-    /// One that has ended already, or no file left to watch one with.
+    /// No file left to watch one with.
     pub fn of(rank: usize, homes: Vec<Home>) -> Result<Self> {
-        let mut processes = Processes::default();
+        let now = Instant::now();
+        let (mut processes, mut ended, mut first) = (Processes::default(), vec![false; homes.len()], None);
         let mine = homes[rank];
         for (peer, home) in homes.iter().enumerate() {
             // Ranks that are threads of this process end with it.
@@ -82,11 +84,8 @@ impl Neighbours {
             match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(fd) => processes.watch(peer, fd),
                 Err(rustix::io::Errno::SRCH) => {
-                    return Err(Error::PeerLost {
-                        rank,
-                        peer,
-                        how: format!("(process {pid}) ended at start"),
-                    });
+                    ended[peer] = true;
+                    first.get_or_insert((peer, now));
                 }
                 Err(e @ (rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) => {
                     let here = homes.iter().filter(|home| home.host == mine.host).count();
@@ -98,14 +97,7 @@ impl Neighbours {
                 Err(_) => {}
             }
         }
-        Ok(Neighbours {
-            processes,
-            ended: vec![false; homes.len()],
-            homes,
-            any: false,
-            first: None,
-            next: Instant::now(),
-        })
+        Ok(Neighbours { processes, homes, any: first.is_some(), ended, first, next: now })
     }
 
     /// Looks which processes have ended; once in a while only, so that it is cheap.
@@ -188,8 +180,13 @@ mod tests {
         }
         assert!(neighbours.any() && !neighbours.ended(0) && !neighbours.ended(1) && !neighbours.ended(2));
         child.wait().unwrap();
-        let Err(e) = Neighbours::of(0, homes) else { panic!("a dead rank is watched") };
-        assert!(e.to_string().contains("rank 3"), "{e}");
+        // Who looks only now sees no less.
+        let mut late = Neighbours::of(0, homes).unwrap();
+        assert!(
+            late.any() && late.ended(3) && !late.ended(1),
+            "the end before the first look was not noticed"
+        );
+        assert_eq!(late.first_ended(Duration::ZERO), Some(3));
     }
 
     #[test]

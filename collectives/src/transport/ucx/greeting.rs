@@ -100,6 +100,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use super::super::peers::Card;
     use super::super::session::State;
     use super::super::{Start, UcxTransport};
     use crate::bootstrap::{Identity, Options, Rendezvous};
@@ -130,6 +131,49 @@ mod tests {
             over.wait();
             silent.turn().unwrap().failed = true;
             String::new()
+        };
+        let said = std::thread::scope(|scope| {
+            [0, 1, 2].map(|rank| scope.spawn(move || one(rank))).map(|thread| thread.join().unwrap())
+        });
+        assert!(said[..2].iter().all(|said| said.contains("rank 2 has no way")), "{said:?}");
+    }
+
+    /// Rank 2 is in that case and has ended by the time that the others look at its process.
+    #[test]
+    fn who_has_ended_before_anybody_connects_is_heard_where_all_have_met() {
+        if let Err(why) = ucx_sys::Ucp::load() {
+            return harness::skip(&why);
+        }
+        UcxTransport::connect(0, 1, &Start::default(), &mut |card| Ok(vec![card])).unwrap();
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let job = Some(format!("ended-{}", std::process::id()));
+        let (start, told, over) = (&Start::default(), Barrier::new(3), Barrier::new(3));
+        let one = &|rank| {
+            let identity =
+                Identity { rank, world: 3, local_size: None, job: job.clone(), ..Identity::alone() };
+            let mut met = Rendezvous::join(&identity, &Options::default()).unwrap();
+            let meeting = met.meeting();
+            let exchange = &mut |bytes: Vec<u8>| {
+                let mut card = Card::from_bytes(rank, &bytes)?;
+                if rank == 2 {
+                    card.home.pid = ended.id();
+                }
+                let all = met.exchange(&card.to_bytes());
+                if rank == 2 {
+                    meeting.tell(&Error::Launch("rank 2 has no way".into()));
+                }
+                told.wait();
+                all
+            };
+            let mut session = State::open(rank, 3, start, exchange).unwrap();
+            let mut state = session.turn().unwrap();
+            state.meeting = Some(met.meeting());
+            let said =
+                if rank < 2 { state.greet(start.within).unwrap_err().to_string() } else { String::new() };
+            over.wait();
+            state.failed = true;
+            said
         };
         let said = std::thread::scope(|scope| {
             [0, 1, 2].map(|rank| scope.spawn(move || one(rank))).map(|thread| thread.join().unwrap())
