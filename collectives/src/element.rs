@@ -245,13 +245,31 @@ impl Float for bf16 {
 }
 
 impl Float for f16 {
+    /// Branch-free, as the other way: exponent and mantissa as those of an f32 that is 2^112 times too small, of which the
+    /// product makes subnormal ones whole.
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f16::to_f32(self)
+        const INFINITE: u32 = 0x7c00 << 13;
+        let sign = u32::from(self.to_bits() & 0x8000) << 16;
+        let small = u32::from(self.to_bits() & 0x7fff) << 13;
+        let finite = (f32::from_bits(small) * f32::from_bits((127 + 112) << 23)).to_bits();
+        let quiet = if small > INFINITE { 0x0040_0000 } else { 0 };
+        let other = small | 0x7f80_0000 | quiet;
+        f32::from_bits(sign | if small >= INFINITE { other } else { finite })
     }
+    /// Branch-free, so that loops over it vectorise; the same result as the hardware's conversion.
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
-        f16::from_f32(x)
+        let sign = (x.to_bits() >> 16) & 0x8000;
+        let bits = x.to_bits() & 0x7fff_ffff;
+        // The exponent's bias is 15 instead of 127, and 13 bits are rounded off to even.
+        let normal = bits.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + ((bits >> 13) & 1)) >> 13;
+        // To the sum with 0.5 the addition itself rounds at the bit that is the last of a subnormal one.
+        let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let nan = 0x7e00 | ((bits >> 13) & 0x3ff);
+        let large = if bits > 0x7f80_0000 { nan } else { 0x7c00 };
+        let small = if bits < (127 - 14) << 23 { subnormal } else { normal };
+        f16::from_bits((sign | if bits >= (127 + 16) << 23 { large } else { small }) as u16)
     }
 }
 
@@ -268,6 +286,24 @@ mod tests {
             let b = edge.get(i as usize).copied().unwrap_or(bits);
             let x = f32::from_bits(b);
             assert_eq!(<bf16 as Float>::from_f32(x).to_bits(), bf16::from_f32(x).to_bits(), "bits {b:#x}");
+        }
+    }
+
+    #[test]
+    fn f16_conversions_equal_the_half_crates() {
+        for bits in 0..=u16::MAX {
+            let x = f16::from_bits(bits);
+            assert_eq!(Float::to_f32(x).to_bits(), x.to_f32_const().to_bits(), "bits {bits:#x}");
+            assert_eq!(<f16 as Float>::from_f32(x.to_f32_const()).is_nan(), x.is_nan());
+            // Every value, what is half-way to the next, and what lies beside both.
+            for lower in [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff] {
+                let near = f32::from_bits(x.to_f32_const().to_bits() | lower);
+                let halved = f32::from_bits(u32::from(bits) << 16 | lower);
+                for wide in [near, halved, near * 2.0f32.powi(-11)] {
+                    let (ours, theirs) = (<f16 as Float>::from_f32(wide), f16::from_f32_const(wide));
+                    assert_eq!(ours.to_bits(), theirs.to_bits(), "{wide:e} {:#x}", wide.to_bits());
+                }
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! One error type: what was asked, what was found, what would work.
 
+use collectives::DType;
 use std::path::{Path, PathBuf};
 
 /// What can go wrong with a model's configuration, weights or tokens.
@@ -35,6 +36,11 @@ impl Error {
     /// A configuration that makes no sense.
     pub fn config(problem: impl Into<String>) -> Self {
         Error::Config(problem.into())
+    }
+
+    /// A model of numbers that none is computed with.
+    pub(crate) fn no_model_of(dtype: DType) -> Self {
+        Error::config(format!("a model of {dtype}: f32, bf16 and f16 are possible"))
     }
 
     /// A file or directory whose content is wrong.

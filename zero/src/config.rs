@@ -1,6 +1,7 @@
 //! What a run asks of this crate.
 
 use crate::optimizer::AdamW;
+use crate::scaling::Scaling;
 use crate::stage::Stage;
 
 /// How to shard, reduce, accumulate and update.
@@ -17,6 +18,8 @@ pub struct Config {
     /// Add micro-batches in the order in which ranks are: with as many micro-batches of all ranks together, the bits are then
     /// the same for every power of two of ranks. Takes memory for log2 of `accumulate` sums, rounded down, in place of one.
     pub reproducible: bool,
+    /// How the loss is scaled, if it is.
+    pub scaling: Option<Scaling>,
     /// The optimizer.
     pub adamw: AdamW,
     /// Largest global gradient norm; longer gradients are scaled down to it.
@@ -44,7 +47,7 @@ impl Config {
             return Err("0 micro-batches in a step: at least 1 is needed".to_owned());
         }
         match rules.into_iter().find(|(_, _, fits, _)| !fits) {
-            None => Ok(()),
+            None => self.scaling.map_or(Ok(()), |scaling| scaling.check()),
             Some((name, value, _, range)) => Err(format!("{name} is {value:?}: it has to be {range}")),
         }
     }
@@ -88,6 +91,7 @@ impl Default for Config {
             prefetch: true,
             accumulate: 1,
             reproducible: false,
+            scaling: None,
             adamw: AdamW::default(),
             clip: Some(1.0),
             placement: Placement::Host,

@@ -15,7 +15,7 @@ pub enum Error {
         problem: String,
     },
     /// The loss or the gradient is not finite: from the start, or no longer.
-    #[error("step {step}: the {what} is {value}{}", why_not_finite(*step, *dtype))]
+    #[error("step {step}: the {what} is {value}{}", why_not_finite(*step, *dtype, *scale))]
     NotFinite {
         /// The optimizer step, counted from 1.
         step: u64,
@@ -25,6 +25,8 @@ pub enum Error {
         value: f64,
         /// The type that the model is trained in.
         dtype: DType,
+        /// The scale of the loss, where that may be what is too large, and no other was left.
+        scale: Option<f32>,
     },
     /// A rank's source of micro-batches failed; all ranks say so.
     #[error("step {step}: rank {rank} has no tokens to train on: {why}")]
@@ -106,13 +108,30 @@ pub enum Error {
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl Error {
+    /// Of the numbers of a step, one of which is not finite, in a training without another scale of the loss.
+    pub(crate) fn not_finite(step: u64, norm: f64, loss: f64, dtype: DType, scale: Option<f32>) -> Self {
+        let (what, value) = match loss.is_finite() || scale.is_none() && !norm.is_finite() {
+            true => ("global gradient norm", norm),
+            false => ("loss", loss),
+        };
+        Error::NotFinite { step, what, value, dtype, scale: scale.filter(|_| loss.is_finite()) }
+    }
+}
+
 /// What makes such a number, and what helps. What comes before the first update only the weights have made.
-fn why_not_finite(step: u64, dtype: DType) -> String {
-    match (step, dtype) {
-        (1, dtype) => {
+fn why_not_finite(step: u64, dtype: DType, scale: Option<f32>) -> String {
+    match (step, dtype, scale) {
+        (_, _, Some(scale)) => format!(
+            " with a loss scale of {}, below which none is left: a smaller scale or bf16 usually helps, and a lower learning \
+             rate or a longer warmup where losses rise",
+            f64::from(scale)
+        ),
+        (1, dtype, _) => {
             format!(" before any update: the weights are not all finite, or too large for {dtype}")
         }
-        (_, DType::F32) => format!("{DESTROYS} or a longer warmup usually helps"),
+        (_, DType::F32, _) => format!("{DESTROYS} or a longer warmup usually helps"),
+        (_, DType::F16, _) => format!("{DESTROYS}, a longer warmup or bf16 usually helps"),
         _ => format!("{DESTROYS}, a longer warmup or f32 usually helps"),
     }
 }

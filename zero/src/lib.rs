@@ -21,8 +21,10 @@ mod params;
 mod plan;
 #[cfg(test)]
 mod recorder;
+mod scaling;
 mod schedule;
 mod stage;
+mod standing;
 mod step;
 
 pub use config::{Config, Placement};
@@ -31,6 +33,8 @@ pub use error::{Error, Result};
 pub use memory::{Ledger, Memory};
 pub use optimizer::{AdamW, Source};
 pub use plan::{Home, NORM_BLOCK, Plan};
+pub use scaling::{Scale, Scaling};
 pub use schedule::{Action, Schedule};
 pub use stage::Stage;
+pub use standing::Standing;
 pub use step::{Batches, Kept, NoBatch, Sink, StateSink, StateSource, Step, Trainer};

@@ -16,6 +16,8 @@ use crate::optimizer::{Optimizer, Source};
 use crate::params::{Lent, Params};
 use crate::plan::Plan;
 use crate::schedule::Action;
+use crate::standing::Standing;
+use batches::{NOTHING, alike};
 use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
 use collectives::trace::Trace;
 use collectives::{Communicator, Float};
@@ -23,6 +25,7 @@ use models::{Batch, Model, TensorSpec, Weights};
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use batches::{Batches, NoBatch};
 pub use state::{Kept, StateSink, StateSource};
 
 /// One rank of a training run.
@@ -37,42 +40,7 @@ pub struct Trainer<T: Float> {
     norm: Norm,
     ledger: Ledger,
     clock: Clock,
-}
-
-/// Where the micro-batches of a step come from. All ranks give batches of as many tokens.
-pub trait Batches {
-    /// Micro-batch `index` of this rank in this step.
-    ///
-    /// # Errors
-    /// Why there is none; the step then ends on all ranks before anything is made of it.
-    fn micro_batch(&mut self, index: usize) -> std::result::Result<Batch<'_>, NoBatch>;
-}
-
-/// Why a rank has no micro-batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoBatch {
-    /// It cannot be had: why, of which other ranks hear the first 1024 bytes.
-    Failed(String),
-    /// None is wanted, because training is to end before this step: a number for why, which the caller gives a meaning.
-    Stop(u8),
-}
-
-impl From<String> for NoBatch {
-    fn from(why: String) -> Self {
-        NoBatch::Failed(why)
-    }
-}
-
-/// What a rank computes that has no micro-batch.
-const NOTHING: Batch<'static> = Batch { tokens: &[0], targets: &[0], rows: 1, length: 1 };
-
-/// Every token of a step weighs as much as any other, so its micro-batches have one shape (sequences, tokens of each).
-fn alike(first: (usize, usize), other: (usize, usize), index: usize) -> std::result::Result<(), String> {
-    if first == other {
-        return Ok(());
-    }
-    let words = |(rows, length)| format!("{rows} sequences of {length} tokens");
-    Err(format!("micro-batch {index} has {}, those before it have {}", words(other), words(first)))
+    standing: Standing,
 }
 
 /// The words of one rank, on all of them.
@@ -93,8 +61,12 @@ pub type Sink<'a, T> = dyn FnMut(&TensorSpec, &[T]) -> std::result::Result<(), S
 pub struct Step {
     /// Mean loss over the tokens of all ranks and micro-batches.
     pub loss: f64,
-    /// Euclidean norm of the gradient of that mean, before clipping.
+    /// Euclidean norm of the gradient of that mean, before clipping; not finite where the step was skipped.
     pub grad_norm: f64,
+    /// What the loss was scaled by: 1 where it is not.
+    pub loss_scale: f64,
+    /// Whether the scaled gradient was too large for its type, and nothing was updated.
+    pub skipped: bool,
     /// Tokens of all ranks.
     pub tokens: usize,
     /// Bytes that this rank sent.
@@ -179,14 +151,16 @@ impl<T: Float> Trainer<T> {
         }
         let clock = Clock::of(&comm);
         let plan = Arc::new(plan);
-        Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock })
+        let standing = Standing::default().scaled(&plan.config);
+        Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock, standing })
     }
 
-    /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`.
+    /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`. With a scale of the loss,
+    /// one whose gradient is not finite updates nothing.
     ///
     /// # Errors
-    /// `batches` has none or wants no more, ranks differ in tokens or `lr`, the loss or the gradient is not finite, or a
-    /// collective fails, as when another rank does. But for the last, all ranks say so before anything is updated, so that
+    /// `batches` has none or wants no more, ranks differ in tokens or `lr`, the loss or the gradient is not finite and no
+    /// smaller scale of the loss could help, or a collective fails, as when another rank does. But for the last, all ranks say so before anything is updated, so that
     /// [`export`](Self::export) still gives the weights of the step before; after the last, all else fails too.
     ///
     /// # Panics
@@ -198,7 +172,8 @@ impl<T: Float> Trainer<T> {
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock.restart();
         let traced = self.clock.begin();
-        let mut report = Step::default();
+        let mut report = Step { loss_scale: self.standing.loss_scale(), ..Step::default() };
+        let number = self.standing.steps + 1;
         let plan = Arc::clone(&self.plan);
         let micro_batches = plan.config.accumulate;
         let (mut first, mut without) = (None, None);
@@ -219,14 +194,14 @@ impl<T: Float> Trainer<T> {
                 self.model.check()?;
             }
             report.tokens = batch.rows * batch.length * micro_batches * plan.world;
-            self.model.begin(&batch, (1.0 / report.tokens as f64) as f32);
+            self.model.begin(&batch, (report.loss_scale / report.tokens as f64) as f32);
             self.grads.begin(index);
             for &action in &plan.training.actions {
                 self.kernels.mark(self.activity(action))?;
                 self.perform(action)?;
             }
         }
-        let Trainer { model, comm, kernels, params, grads, optimizer, norm, clock, .. } = self;
+        let Trainer { model, comm, kernels, params, grads, optimizer, norm, clock, standing, .. } = self;
         let plan = &*plan;
         let rest = clock.begin();
         let mut hands = Hands { plan, comm, model: &**model, kernels: &mut **kernels, clock };
@@ -249,19 +224,18 @@ impl<T: Float> Trainer<T> {
         let terms = Terms { tokens: tokens.try_into().unwrap_or(u32::MAX), lr };
         let global = norm.global(&mut hands, terms)?;
         if let Some((rank, stop)) = global.without {
-            let step = optimizer.steps() + 1;
             let words = if let Some(NoBatch::Failed(words)) = &without { words } else { "" };
             return Err(match stop {
-                Some(why) => Error::Stopped { step, rank: comm.job_rank(rank), why },
+                Some(why) => Error::Stopped { step: number, rank: comm.job_rank(rank), why },
                 None => {
                     let why = told_by(rank, comm, words)?;
-                    Error::Batch { step, rank: comm.job_rank(rank), why }
+                    Error::Batch { step: number, rank: comm.job_rank(rank), why }
                 }
             });
         }
         if let Some((rank, [first, other])) = global.unlike {
             return Err(Error::Unlike {
-                step: optimizer.steps() + 1,
+                step: number,
                 rank: comm.job_rank(rank),
                 tokens: other.tokens,
                 lr: other.lr,
@@ -277,14 +251,19 @@ impl<T: Float> Trainer<T> {
             });
         }
         report.loss = global.loss / report.tokens as f64;
-        report.grad_norm = global.norm;
-        for (what, value) in [("global gradient norm", global.norm), ("loss", global.loss)] {
-            if !value.is_finite() {
-                return Err(Error::NotFinite { step: optimizer.steps() + 1, what, value, dtype: T::DTYPE });
-            }
+        report.grad_norm = global.norm / report.loss_scale;
+        // No scale makes a loss finite.
+        let finite = global.norm.is_finite() && global.loss.is_finite();
+        report.skipped = !finite && global.loss.is_finite() && standing.skip(&plan.config);
+        if !finite && !report.skipped {
+            let scale = standing.scale.map(|scale| scale.scale);
+            return Err(Error::not_finite(number, global.norm, global.loss, T::DTYPE, scale));
         }
-        let clip = clip::factor(global.norm, plan.config.clip);
-        optimizer.update(&mut hands, params, grads, lr, clip)?;
+        if finite {
+            let clip = clip::factor(report.grad_norm, plan.config.clip);
+            let unscaled = (f64::from(clip) / report.loss_scale) as f32;
+            optimizer.update(&mut hands, params, grads, standing.update(&plan.config), lr, unscaled)?;
+        }
         hands.clock.end((Doing::Update, 0), rest);
         // Asked for only now that the device has work again.
         let elapsed = hands.kernels.elapsed()?;
@@ -300,7 +279,7 @@ impl<T: Float> Trainer<T> {
         }
         kernels.mark(Activity::Other)?;
         report.bytes_sent = comm.stats().since(&before).bytes_sent;
-        clock.end((Doing::Step, optimizer.steps() as usize), traced);
+        clock.end((Doing::Step, number as usize), traced);
         report.seconds = start.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -494,6 +473,7 @@ fn plan_for<T: Float>(
     Err(Error::Config { problem })
 }
 
+mod batches;
 mod state;
 #[cfg(test)]
 mod tests;

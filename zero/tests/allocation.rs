@@ -8,7 +8,9 @@ use collectives::transport::emulated::Emulated;
 use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::ucx::{self, UcxTransport};
 use collectives::transport::{Nodes, Transport, threads};
-use collectives::{Alone, Carrier, Communicator, Float, Options as Behaviour, Progress, Staged, bf16};
+use collectives::{
+    Alone, Carrier, Communicator, DType, Float, Options as Behaviour, Progress, Staged, bf16, f16,
+};
 use harness::Counting;
 use models::{Batch, Llama, LlamaConfig, Model, Recompute, TensorSpec};
 use std::path::Path;
@@ -16,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 use zero::memory::largest_call;
-use zero::{Action, Batches, Config, Home, Ledger, NoBatch, Placement, Plan, Stage, Trainer};
+use zero::{Action, Batches, Config, Home, Ledger, NoBatch, Placement, Plan, Scaling, Stage, Trainer};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -149,6 +151,12 @@ fn count<T: Float>(ranks: Vec<Communicator>, run: Run, device: Option<(&Emulator
             // In several sums.
             reproducible: accumulate > 3,
             prefetch,
+            // Of which the first steps are skipped that are counted.
+            scaling: (T::DTYPE == DType::F16).then(|| Scaling {
+                initial: 1e15,
+                hysteresis: 5,
+                ..Scaling::default()
+            }),
             ..Config::default()
         };
         let accounts = ledger.of_model();
@@ -234,6 +242,10 @@ fn a_steady_step_allocates_nothing() {
     for (world, stage, accumulate) in [(1, 0, 2), (2, 3, 1), (2, 1, 3), (3, 2, 2)] {
         let run = Run { stage, accumulate, threads: 2, ..usual };
         assert_eq!(count::<bf16>(over_shm(world), run, None), 0, "{world} ranks, {run:?}");
+    }
+    for stage in [0, 3] {
+        let run = Run { stage, ..usual };
+        assert_eq!(count::<f16>(over_shm(2), run, None), 0, "2 ranks in f16, {run:?}");
     }
     let offered = ucx::library();
     if let Err(why) = &offered {

@@ -3,7 +3,7 @@
 use super::compiled::{is, known_as};
 use super::kernel::{Ends, Isa, Kernel, Task};
 use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL};
-use collectives::{DType, Float, bf16};
+use collectives::{DType, Float, bf16, f16};
 use std::ops::Range;
 
 /// Rows of the left operand that any kernel packs at a time at most.
@@ -142,11 +142,11 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
     /// `out` and its addend have m rows of n elements that nobody else touches.
     pub(super) unsafe fn run(self, isa: Isa) {
         macro_rules! compiled_here {
-            ($($l:ident $r:ident $o:ident),+) => {$(
+            ($run:ident: $($l:ident $r:ident $o:ident),+) => {$(
                 if const { is::<L, $l>() && is::<R, $r>() && is::<O, $o>() } {
                     #[inline(never)]
                     fn compiled(product: Product<'_, '_, $l, $r, $o>, isa: Isa) {
-                        isa.run(Blocked(product));
+                        isa.$run(Blocked(product));
                     }
                     // SAFETY: these are its types.
                     return compiled(unsafe { known_as(self) }, isa);
@@ -154,6 +154,7 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
             )+};
         }
         compiled_here!(
+            run:
             f32 f32 f32,
             f32 f32 bf16,
             f32 bf16 f32,
@@ -161,6 +162,15 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
             bf16 f32 bf16,
             bf16 bf16 f32,
             bf16 bf16 bf16
+        );
+        compiled_here!(
+            run_widened:
+            f32 f32 f16,
+            f32 f16 f32,
+            f32 f16 f16,
+            f16 f32 f16,
+            f16 f16 f32,
+            f16 f16 f16
         );
         isa.run(Blocked(self));
     }

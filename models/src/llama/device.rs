@@ -6,7 +6,7 @@ use crate::config::LlamaConfig;
 use crate::cuda::{Cuda, CudaShape, TensorCores};
 use crate::error::{Error, Result};
 use collectives::device::{Module, Queue};
-use collectives::{Buffer, DType, Float, bf16};
+use collectives::{Buffer, DType, Float, bf16, f16};
 
 /// Logits that exist at once on a device are about this many: each chunk reads and writes the whole gradient of the head's
 /// matrix. They are of the model's type, as PyTorch's are: who wants losses without that rounding evaluates in f32.
@@ -120,7 +120,8 @@ pub fn device_footprint(
     match dtype {
         DType::F32 => of::<f32>(config, rows, length, recompute),
         DType::Bf16 => of::<bf16>(config, rows, length, recompute),
-        other => Err(Error::config(format!("a model of {other}: f32 and bf16 are possible"))),
+        DType::F16 => of::<f16>(config, rows, length, recompute),
+        other => Err(Error::no_model_of(other)),
     }
 }
 

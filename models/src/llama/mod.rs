@@ -18,11 +18,11 @@ pub use memory::{Accounts, Footprint, Recompute};
 
 use crate::config::LlamaConfig;
 use crate::cpu::Cpu;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{AttentionShape, NO_ROW, Ops};
 use crate::unit::{Batch, Gradients, Model, Unit, Weights};
 use collectives::device::MatmulPrecision;
-use collectives::{DType, Float, bf16};
+use collectives::{DType, Float, bf16, f16};
 use memory::{Allocator, Shape, State};
 
 /// A Llama whose elements are stored as `T` and computed as f32 by the kernels `O`.
@@ -213,7 +213,7 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
 /// has a model.
 #[cfg(debug_assertions)]
 #[used]
-static COMPILED: (Seen<f32>, Seen<bf16>) = (|model| model, |model| model);
+static COMPILED: (Seen<f32>, Seen<bf16>, Seen<f16>) = (|model| model, |model| model, |model| model);
 #[cfg(debug_assertions)]
 type Seen<T> = fn(&Llama<T>) -> &dyn Model<T>;
 
@@ -232,6 +232,7 @@ pub fn footprint(
     match dtype {
         DType::F32 => Llama::<f32>::footprint(config, rows, length, recompute, threads),
         DType::Bf16 => Llama::<bf16>::footprint(config, rows, length, recompute, threads),
-        other => Err(crate::error::Error::config(format!("a model of {other}: f32 and bf16 are possible"))),
+        DType::F16 => Llama::<f16>::footprint(config, rows, length, recompute, threads),
+        other => Err(Error::no_model_of(other)),
     }
 }

@@ -76,6 +76,7 @@ macro_rules! tests {
 
 tests! {
     a_bf16_llama_with_tensor_core_attention
+    an_f16_llama_with_tensor_core_attention
     an_f32_llama_with_tied_embeddings
     heads_of_64_on_tensor_cores
     heads_of_128_on_tensor_cores

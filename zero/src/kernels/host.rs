@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::grads::Reduced;
 use crate::optimizer::adamw::Part;
 use crate::plan::NORM_BLOCK;
-use collectives::{Buffer, Float, View, ViewMut};
+use collectives::{Buffer, Float, View, ViewMut, bf16, f16};
 
 /// Everything in memory of the host.
 pub struct Host;
@@ -13,7 +13,7 @@ pub struct Host;
 /// As the models', for those that share generic code.
 #[cfg(debug_assertions)]
 #[used]
-static COMPILED: (Seen<f32>, Seen<collectives::bf16>) = (|host| host, |host| host);
+static COMPILED: (Seen<f32>, Seen<bf16>, Seen<f16>) = (|host| host, |host| host, |host| host);
 #[cfg(debug_assertions)]
 type Seen<T> = fn(&Host) -> &dyn Kernels<T>;
 
@@ -173,13 +173,13 @@ mod tests {
         let x: Vec<f32> = (0..3 * GRAIN + 5).map(|i| (i as f32).sin()).collect();
         let run = |threads: usize| {
             let mut sum: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
-            let mut rounded = vec![collectives::bf16::ZERO; x.len()];
+            let mut rounded = vec![bf16::ZERO; x.len()];
             let mut squared = vec![0f64; x.len() / NORM_BLOCK];
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut work = || {
                 parted(&mut sum, &x, 1, add);
                 parted(&mut rounded, &sum, 1, round);
-                parted(&mut squared, &sum, NORM_BLOCK, squares::<collectives::bf16, f32>);
+                parted(&mut squared, &sum, NORM_BLOCK, squares::<bf16, f32>);
             };
             if threads > 1 {
                 pool.install(work)

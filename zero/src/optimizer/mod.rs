@@ -32,8 +32,6 @@ fn digest_of(before: u64, values: &[f32]) -> u64 {
 pub struct Optimizer {
     /// Per unit, per bucket.
     units: Vec<Vec<State>>,
-    /// Optimizer steps made.
-    steps: u64,
     /// Whether moments have come from elsewhere that are not known to be all of a state.
     halfway: bool,
     /// The bucket in hand: where its tensors are, and what each keeps of its weights.
@@ -59,7 +57,7 @@ impl Optimizer {
             units[u].push(State { master, m: zeros()?, v: zeros()? });
         }
         let most = plan.buckets().map(|(u, b)| plan.layout[u].bucket(b).tensors().len()).max();
-        Ok(Optimizer { units, steps: 0, halfway: false, ranges: Vec::with_capacity(most.unwrap_or(0)) })
+        Ok(Optimizer { units, halfway: false, ranges: Vec::with_capacity(most.unwrap_or(0)) })
     }
 
     /// Sets the owned weights from `source` and publishes them; gives back a digest of what came.
@@ -100,19 +98,19 @@ impl Optimizer {
         Ok(digest)
     }
 
-    /// One update of everything owned, bucket by bucket, each published while the next is updated.
+    /// The update of this number of everything owned, bucket by bucket, each published while the next is updated.
     /// `clip` scales the gradient.
     pub(crate) fn update<T: Float>(
         &mut self,
         hands: &mut Hands<'_, T>,
         params: &mut Params<T>,
         grads: &Grads<T>,
+        number: u64,
         lr: f32,
         clip: f32,
     ) -> Result<()> {
         let (plan, model) = (hands.plan, hands.model);
-        self.steps += 1;
-        let c = plan.config.adamw.coefficients(self.steps, lr, clip);
+        let c = plan.config.adamw.coefficients(number, lr, clip);
         let mut following = plan.buckets().skip(1);
         for (u, b) in plan.buckets() {
             let owned = plan.owned(u, b);
@@ -192,9 +190,9 @@ impl Optimizer {
         Ok(Ok(digest))
     }
 
-    /// What was loaded is whole, and of so many steps.
-    pub fn go_on(&mut self, steps: u64) {
-        (self.steps, self.halfway) = (steps, false);
+    /// What was loaded is whole.
+    pub fn go_on(&mut self) {
+        self.halfway = false;
     }
 
     /// Whether the state is one to go on with.
@@ -216,10 +214,5 @@ impl Optimizer {
             Kept::FirstMoments => Some(m.view()),
             Kept::SecondMoments => Some(v.view()),
         }
-    }
-
-    /// Optimizer steps made.
-    pub fn steps(&self) -> u64 {
-        self.steps
     }
 }

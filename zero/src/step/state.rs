@@ -9,6 +9,8 @@ use crate::hands::Meanwhile;
 use crate::kernels::FLOATS;
 use crate::params::Lent;
 use crate::plan::Home;
+use crate::scaling::Scale;
+use crate::standing::Standing;
 use collectives::{Buffer, Float};
 use models::{TensorSpec, Weights};
 use std::fmt;
@@ -141,29 +143,40 @@ impl<T: Float> Trainer<T> {
         Ok(())
     }
 
-    /// Goes on after `steps` steps with the moments that `source` gives, tensor by tensor in order and part by part: the
+    /// Goes on from `standing` with the moments that `source` gives, tensor by tensor in order and part by part: the
     /// first moments of all ranges that this rank keeps, then the second. The weights are those that the trainer was made with,
     /// which have to be [`Kept::Weights`] of the same state. Every rank calls it, with the same state, before its first step.
     ///
     /// # Errors
-    /// `source` fails, or ranks differ in `steps` or, where each keeps all, in moments, which all ranks then say; steps were
+    /// `source` fails, or ranks differ in `standing` or, where each keeps all, in moments, which all ranks then say; steps were
     /// made before; or a collective fails. After an error the trainer makes no step until it is restored.
-    pub fn restore(&mut self, steps: u64, source: &mut StateSource<'_>) -> Result<()> {
+    pub fn restore(&mut self, standing: Standing, source: &mut StateSource<'_>) -> Result<()> {
         self.comm.progress()?;
-        let made = self.optimizer.steps();
+        let Standing { steps: made, .. } = self.standing;
         if made > 0 {
             // Its weights are no longer those that it was made with.
             return Err(Error::Config {
                 problem: format!(
-                    "a trainer after {made} steps, to be restored to {steps}: only one before its first step can be"
+                    "a trainer after {made} steps, to be restored to {}: only one before its first step can be",
+                    standing.steps
                 ),
             });
         }
+        if standing.skipped > standing.steps {
+            return Err(Error::Config {
+                problem: format!("{} of {} steps were skipped", standing.skipped, standing.steps),
+            });
+        }
+        let standing = standing.scaled(&self.plan.config);
         let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
         let loaded = optimizer.load(plan, model.units(), &mut **kernels, source)?;
         // Where each rank has moments of its own, only they know of them.
         let digest = if plan.config.stage.shards_optimizer { 0 } else { *loaded.as_ref().unwrap_or(&0) };
-        let mine = [u64::from(loaded.is_err()), steps, digest];
+        let Standing { steps, skipped, scale } = standing;
+        let [scale, since, left] =
+            scale.map_or([0; 3], |Scale { scale, since, left }| [scale.to_bits(), since, left]);
+        let scale = u64::from(scale) << 32 | u64::from(left);
+        let mine = [u64::from(loaded.is_err()), steps, skipped, scale, since.into(), digest];
         let mut all = vec![0; mine.len() * comm.size()];
         comm.all_gather(&mine[..], &mut all[..])?;
         let ranks = || all.chunks_exact(mine.len());
@@ -173,17 +186,21 @@ impl<T: Float> Trainer<T> {
             return Err(Error::Restore { rank: comm.job_rank(rank), why });
         }
         if let Some(rank) = ranks().position(|said| said != &all[..mine.len()]) {
-            let (theirs, first) = (all[rank * mine.len() + 1], all[1]);
+            let (theirs, first) = (&all[rank * mine.len()..], &all[..mine.len()]);
             let other = comm.job_rank(0);
-            let why = match theirs == first {
-                false => format!("it is to go on after {theirs} steps, and rank {other} after {first}"),
-                true => {
+            let why = match (0..mine.len()).find(|&at| theirs[at] != first[at]) {
+                Some(1) => {
+                    format!("it is to go on after {} steps, and rank {other} after {}", theirs[1], first[1])
+                }
+                Some(5) => {
                     format!("its moments are not those of rank {other}, and at stage 0 each keeps its own")
                 }
+                _ => format!("it has skipped other steps than rank {other}, or has another loss scale"),
             };
             return Err(Error::Restore { rank: comm.job_rank(rank), why });
         }
-        optimizer.go_on(steps);
+        optimizer.go_on();
+        self.standing = standing;
         Ok(())
     }
 
@@ -196,9 +213,9 @@ impl<T: Float> Trainer<T> {
         (0..self.plan.layout.len()).filter(whole).try_for_each(|unit| self.params.gather(&self.plan, unit))
     }
 
-    /// Optimizer steps made, with those before [`restore`](Self::restore).
-    pub fn steps(&self) -> u64 {
-        self.optimizer.steps()
+    /// How far the training has come, with what was before [`restore`](Self::restore).
+    pub fn standing(&self) -> Standing {
+        self.standing
     }
 }
 

@@ -4,10 +4,10 @@
 use crate::device::{a_run, tiny};
 use crate::run::{Ran, Run, train};
 use crate::toy::Over;
-use collectives::{DType, bf16};
+use collectives::{DType, bf16, f16};
 use models::{LlamaConfig, Recompute};
 use std::collections::{BTreeSet, HashMap};
-use zero::{Config, Home, Placement, Plan, Stage};
+use zero::{Config, Home, Placement, Plan, Scaling, Stage};
 
 /// Rows that choose one of `choices[i]` in place i, such that any three places have every three choices in some row.
 fn covering(choices: &[usize]) -> Vec<Vec<usize>> {
@@ -48,16 +48,20 @@ const BUCKET_BYTES: [usize; 3] = [1, 12 << 10, usize::MAX];
 fn check(world: usize) {
     // By what numbers depend on.
     let mut plainest: HashMap<_, Ran> = HashMap::new();
-    for row in covering(&[2, 3, 2, 3, 4, 2, 3, 2, 2, 2]) {
-        let [single, accumulate, tied, clip, stage, prefetch, bucket, over, recompute, more] = row[..] else {
+    for row in covering(&[3, 3, 2, 3, 4, 2, 3, 2, 2, 2]) {
+        let [number, accumulate, tied, clip, stage, prefetch, bucket, over, recompute, more] = row[..] else {
             unreachable!("a choice for each")
         };
-        let (dtype, train) =
-            [(DType::Bf16, train::<bf16> as fn(&Run) -> _), (DType::F32, train::<f32>)][single];
+        let (dtype, scaling, train) = [
+            (DType::Bf16, None, train::<bf16> as fn(&Run) -> _),
+            (DType::F32, None, train::<f32>),
+            (DType::F16, Some(Scaling::default()), train::<f16>),
+        ][number];
         let (clip, clipped) = (CLIP[clip], clip == 2);
         let config = Config {
             stage: Stage::ALL[0],
             accumulate: ACCUMULATE[accumulate],
+            scaling,
             clip: CLIP[if clipped { 2 } else { 1 }],
             ..Config::default()
         };
@@ -89,16 +93,16 @@ fn check(world: usize) {
             let plan = Plan::new(&model.units(), dtype, zero, 0, world);
             assert!(plan.weights.iter().all(|home| *home != Home::Whole), "{what} gathers not all");
         }
-        let numbers = (single, accumulate, tied, clipped);
+        let numbers = (number, accumulate, tied, clipped);
         let expected = plainest.entry(numbers).or_insert_with(|| train(&plain).remove(0));
         for ran in train(&run) {
             assert_eq!(ran.held, ran.predicted, "{what}");
             assert!(ran.bits() == expected.bits(), "{what}: other bits than of the plainest");
         }
     }
-    for (&(single, accumulate, tied, clipped), Ran { losses, weights, .. }) in &plainest {
+    for (&(number, accumulate, tied, clipped), Ran { losses, weights, .. }) in &plainest {
         assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
-        if let Some(other) = plainest.get(&(single, accumulate, tied, !clipped)) {
+        if let Some(other) = plainest.get(&(number, accumulate, tied, !clipped)) {
             assert!(*weights != other.weights, "no gradient is clipped");
         }
     }

@@ -7,6 +7,7 @@ mod device;
 mod parity;
 mod resumed;
 mod run;
+mod scaled;
 mod toy;
 mod traced;
 
@@ -33,6 +34,14 @@ fn step_bytes(plan: &Plan) -> u64 {
     let bytes = ((plan.world - 1) * (elements * plan.dtype.size() + norm * size_of::<f64>())) as u64;
     assert_eq!(plan.sent_in_a_step(), bytes);
     bytes
+}
+
+/// Of them, those of parameters that were updated.
+fn published_bytes(plan: &Plan) -> u64 {
+    let told =
+        plan.buckets().filter(|&(u, _)| plan.config.stage.shards_optimizer && plan.weights[u] == Home::Whole);
+    let elements: usize = told.map(|(u, b)| plan.layout[u].bucket(b).shard_len()).sum();
+    ((plan.world - 1) * elements * plan.dtype.size()) as u64
 }
 
 /// The bits of all weights, widened.

@@ -8,19 +8,19 @@ use models::TensorSpec;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use zero::{AdamW, Config, Error, Kept, Ledger, Placement, Stage, Trainer};
+use zero::{AdamW, Config, Error, Kept, Ledger, Placement, Stage, Standing, Trainer};
 
 /// What a training leaves, as the rank that was shown it has it.
 #[derive(Default)]
 pub struct State {
-    pub steps: u64,
+    pub standing: Standing,
     kept: [HashMap<String, Vec<f32>>; 3],
 }
 
 impl State {
     /// Of a trainer on every rank; only that of rank 0 has anything.
     pub fn of<T: Float>(trainer: &mut Trainer<T>) -> State {
-        let mut state = State { steps: trainer.steps(), ..State::default() };
+        let mut state = State { standing: trainer.standing(), ..State::default() };
         let held = trainer.ledger().held();
         for kept in Kept::ALL {
             let (mut last, rank) = (String::new(), trainer.comm().rank());
@@ -51,15 +51,19 @@ impl State {
             self.give(kept, spec, range, out);
             Ok(())
         };
-        trainer.restore(self.steps, &mut source).unwrap();
-        assert_eq!(trainer.steps(), self.steps);
+        trainer.restore(self.standing, &mut source).unwrap();
+        assert_eq!(trainer.standing(), self.standing);
     }
 
-    fn bits(&self) -> (u64, [HashMap<&str, Vec<u32>>; 3]) {
+    pub fn bits(&self) -> (u64, [HashMap<&str, Vec<u32>>; 3]) {
         let of = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect();
         let bits = self.kept.each_ref().map(|all| all.iter().map(|(k, x)| (&**k, of(x))).collect());
-        (self.steps, bits)
+        (self.standing.steps, bits)
     }
+}
+
+fn after(steps: u64) -> Standing {
+    Standing { steps, ..Standing::default() }
 }
 
 /// How a training is divided.
@@ -90,7 +94,7 @@ impl Way {
         let rank = |comm| {
             let mut trainer = self.trainer::<T>(comm, from);
             let (rank, accumulate) = (trainer.comm().rank(), trainer.plan().config.accumulate);
-            let first = from.map_or(0, |from| from.steps as usize);
+            let first = from.map_or(0, |from| from.standing.steps as usize);
             let step = |step| {
                 let mut batches = Numbers::new(step, rank, self.world, accumulate);
                 let done = trainer.step(&mut batches, 0.01).unwrap();
@@ -274,14 +278,14 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
                     false => Ok(()),
                 }
             };
-            trainer.restore(3, &mut source)
+            trainer.restore(after(3), &mut source)
         };
         let said =
             "rank 1 cannot go on from the state that was kept: the second moments of out: it ends early";
         assert_eq!(told(stage, of_rank_1), both(said), "stage {stage}");
 
         let steps = |trainer: &mut Trainer<f32>, rank: usize| {
-            trainer.restore(3 + rank as u64, &mut |_, _, _, out| {
+            trainer.restore(after(3 + rank as u64), &mut |_, _, _, out| {
                 out.fill(0.0);
                 Ok(())
             })
@@ -290,7 +294,7 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
         assert_eq!(told(stage, steps), both(said), "stage {stage}");
     }
     let moments = |trainer: &mut Trainer<f32>, rank: usize| {
-        trainer.restore(3, &mut |_, _, _, out| {
+        trainer.restore(after(3), &mut |_, _, _, out| {
             out.fill(rank as f32);
             Ok(())
         })
@@ -304,7 +308,7 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
             trainer.export_state(Kept::Weights, None).is_err(),
             "state that is not whole is not exported"
         );
-        trainer.restore(3, &mut |_, _, _, out| {
+        trainer.restore(after(3), &mut |_, _, _, out| {
             out.fill(0.0);
             Ok(())
         })
@@ -314,7 +318,7 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
     let way = Way { world: 1, over: Over::Threads, stage: 0, micro_batches: 1, vocabulary: 7001 };
     let mut trainer = way.trainer::<f32>(Communicator::threads(1).remove(0), None);
     trainer.step(&mut Numbers::new(0, 0, 1, 1), 0.01).unwrap();
-    let said = trainer.restore(7, zeros).unwrap_err().to_string();
+    let said = trainer.restore(after(7), zeros).unwrap_err().to_string();
     assert_eq!(said, "a trainer after 1 steps, to be restored to 7: only one before its first step can be");
 }
 

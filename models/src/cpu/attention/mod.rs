@@ -13,7 +13,7 @@ use super::math::{dot, ln};
 use super::pack::{self, LEFT_STRIDE, Mat, WIDE_PANEL};
 use crate::ops::AttentionShape;
 use abreast::{ABREAST, Abreast};
-use collectives::{Float, bf16};
+use collectives::{Float, bf16, f16};
 use std::ops::Range;
 use triangles::{Packed, Rows, Scores, add_transposed, scores, tile_at, weighted};
 
@@ -151,6 +151,7 @@ macro_rules! run {
     ($work:ident, $task:ident) => {
         run!($work, $task, f32);
         run!($work, $task, bf16);
+        run!($work, $task, f16);
         Isa::single().run_widened(Checked($task));
     };
     ($work:ident, $task:ident, $type:ident) => {

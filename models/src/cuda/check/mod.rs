@@ -72,6 +72,8 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
             "attention_plain";
         model::a_bf16_llama_with_tensor_core_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
             "attention_forward", "attention_backward";
+        model::an_f16_llama_with_tensor_core_attention: "rmsnorm", "rope", "swiglu", "embedding", "cross_entropy",
+            "attention_forward", "attention_backward";
         attention::heads_of_64_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
         attention::heads_of_128_on_warpgroups: "attention_forward_wgmma", "attention_backward_wgmma", "attention_backward";
         attention::large_scores_on_warpgroups: "attention_forward_wgmma";

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::llama::{Accounts, Llama, Recompute, device_footprint};
 use crate::unit::{Batch, Init, Model, TensorSpec, Unit};
 use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, Float, bf16};
+use collectives::{Buffer, DType, Float, bf16, f16};
 
 /// Weights or gradients by unit and tensor.
 type Tensors<T> = Vec<Vec<Buffer<T>>>;
@@ -60,7 +60,9 @@ fn step<T: Float, Q: Queue>(
     let targets: Vec<u32> = (0..n).map(|i| ((i * 7 + 1) % vocab) as u32).collect();
     let batch = Batch { tokens: &tokens, targets: &targets, rows, length };
     let units = model.units().len();
-    model.begin(&batch, 1.0 / n as f32);
+    // Whose gradients would else be below its smallest numbers.
+    let loss_scale = if T::DTYPE == DType::F16 { 1024.0 } else { 1.0 };
+    model.begin(&batch, loss_scale / n as f32);
     (0..units - 1).for_each(|unit| model.forward_unit(unit, &weights));
     (0..units).rev().for_each(|unit| model.backward_unit(unit, &weights, &mut gradients));
     let loss = model.loss();
@@ -155,6 +157,10 @@ pub fn a_bf16_llama_with_tensor_core_attention<Q: Queue>(bed: &Bed<Q>) {
 
 pub fn a_bf16_llama_with_warpgroup_attention<Q: Queue>(bed: &Bed<Q>) {
     check::<bf16, Q>(bed, TensorCores::Wgmma, &small(64, false), [2, 17], 3e-2);
+}
+
+pub fn an_f16_llama_with_tensor_core_attention<Q: Queue>(bed: &Bed<Q>) {
+    check::<f16, Q>(bed, TensorCores::Mma, &small(64, true), [2, 17], 4e-3);
 }
 
 pub fn an_f32_llama_with_tied_embeddings<Q: Queue>(bed: &Bed<Q>) {
