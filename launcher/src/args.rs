@@ -195,6 +195,11 @@ pub struct TrainArgs {
     /// The type of weights, activations and gradients.
     #[arg(long, value_enum, ignore_case = true, default_value_t = Precision::Bf16)]
     pub dtype: Precision,
+    /// What losses of --dtype f16 are multiplied by, so that small gradients are not lost: a number for all steps, or dynamic,
+    /// by the rules and settings of DeepSpeed: initial=65536,window=1000,hysteresis=2,min=1,consecutive=off, of which those can
+    /// be given that are to be others. A step whose gradient overflows is skipped [default: dynamic].
+    #[arg(long, value_name = "S|dynamic|SETTINGS")]
+    pub loss_scale: Option<String>,
     /// Optimizer steps.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub steps: usize,

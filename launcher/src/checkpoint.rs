@@ -9,7 +9,7 @@ use crate::args::TrainArgs;
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
-use crate::plan::{ModelChoice, TrainPlan};
+use crate::plan::{ModelChoice, TrainPlan, scaling_told};
 use crate::save::Companions;
 use crate::train::signature;
 use collectives::trace::Trace;
@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use zero::{Kept, Source, Trainer};
+use zero::{Kept, Scale, Source, Standing, Trainer};
 
 /// What says that a directory is one, and of which step.
 const TRAINING: &str = "training.json";
@@ -31,11 +31,12 @@ const STEP: &str = "step-";
 const UNFINISHED: [&str; 2] = [".step-", ".unfinished"];
 
 /// Settings that change what is learnt: of these it is told that they are others now. The shape has to be the same.
-const TOLD: [&str; 23] = [
+const TOLD: [&str; 24] = [
     "--data",
     "--val-data",
     "--tokenizer",
     "--dtype",
+    LOSS_SCALE,
     "--steps",
     "--micro-batch",
     "--accumulate",
@@ -56,6 +57,9 @@ const TOLD: [&str; 23] = [
     "--attention",
     "--reproducible",
 ];
+
+/// What the scale of a loss goes on by.
+const LOSS_SCALE: &str = "--loss-scale";
 
 /// Where each part of the state lies.
 fn name(kept: Kept) -> &'static str {
@@ -78,8 +82,7 @@ pub struct Checkpoints {
 
 /// A checkpoint that was found.
 pub struct State {
-    /// Steps that were made.
-    pub step: usize,
+    standing: Standing,
     /// What tells it from others of that step.
     pub mark: String,
     dir: PathBuf,
@@ -98,7 +101,7 @@ impl Checkpoints {
         Checkpoints::check_flags(args)?;
         let Some(dir) = args.checkpoint.clone() else { return Ok(None) };
         let from = State::last(&dir)?;
-        let found = from.as_ref().map(|state| state.step);
+        let found = from.as_ref().map(State::step);
         match found {
             Some(step) if !args.resume => Err(Failure::usage(format!(
                 "--checkpoint {} has the state after step {step}: add --resume to go on from it, or name another directory",
@@ -152,7 +155,7 @@ impl Checkpoints {
 
     /// Steps that were made before.
     pub fn made(&self) -> usize {
-        self.from.as_ref().map_or(0, |state| state.step)
+        self.from.as_ref().map_or(0, State::step)
     }
 
     /// Whether one is made after this step, counted from 1.
@@ -176,8 +179,10 @@ impl State {
         let settings = told["settings"].as_object().filter(|_| told["step"] == json!(step));
         let settings =
             settings.ok_or_else(|| refuse(format!("{TRAINING} is not that of step {step}")))?.clone();
+        let standing = standing(step as u64, &told)
+            .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
-        let state = State { step, mark, dir, settings };
+        let state = State { standing, mark, dir, settings };
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
         Ok(Some(state))
@@ -186,7 +191,13 @@ impl State {
     /// One of which nothing is known but its step.
     #[cfg(test)]
     pub fn after(step: usize) -> State {
-        State { step, mark: String::new(), dir: PathBuf::new(), settings: Map::new() }
+        let standing = Standing { steps: step as u64, ..Standing::default() };
+        State { standing, mark: String::new(), dir: PathBuf::new(), settings: Map::new() }
+    }
+
+    /// Steps that were made.
+    pub fn step(&self) -> usize {
+        self.standing.steps as usize
     }
 
     fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
@@ -224,9 +235,12 @@ impl State {
     ///
     /// # Errors
     /// Moments that cannot be read, which all ranks say.
-    pub fn restore<T: Float>(&self, trainer: &mut Trainer<T>) -> Result<()> {
+    pub fn restore<T: Float>(&self, trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<()> {
         let (first, second) = (self.open(Kept::FirstMoments)?, self.open(Kept::SecondMoments)?);
-        let restored = trainer.restore(self.step as u64, &mut |kept, spec, range, out| {
+        // By other rules a scale begins anew.
+        let then = self.settings.get(LOSS_SCALE).and_then(Value::as_str);
+        let scale = self.standing.scale.filter(|_| then == Some(&scaling_told(plan.zero.scaling)));
+        let restored = trainer.restore(Standing { scale, ..self.standing }, &mut |kept, spec, range, out| {
             let from = if kept == Kept::FirstMoments { &first } else { &second };
             from.read_range(&spec.name, range, out).map_err(|e| e.to_string())
         });
@@ -248,6 +262,20 @@ impl State {
         let ranks = (ranks != world).then(|| format!("{world} ranks instead of {ranks}"));
         other.chain(ranks).collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Where a training stands after so many steps, as told beside them; what is not told is of one without a scale.
+fn standing(steps: u64, told: &Value) -> Option<Standing> {
+    let skipped = told.get("skipped").map_or(Some(0), Value::as_u64).filter(|&skipped| skipped <= steps)?;
+    let scale = match told.get("loss_scale").filter(|scale| !scale.is_null()) {
+        None => None,
+        Some(scale) => {
+            let count = |name| scale[name].as_u64().and_then(|count| u32::try_from(count).ok());
+            let factor = scale["scale"].as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0)?;
+            Some(Scale { scale: factor, since: count("since")?, left: count("left")? })
+        }
+    };
+    Some(Standing { steps, skipped, scale })
 }
 
 /// The checkpoints in a directory, which need not be there.
@@ -335,9 +363,10 @@ pub fn write<T: Float>(
     dir: &Path,
     companions: &Companions,
 ) -> Result<Written> {
-    let step = trainer.steps() as usize;
+    let standing = trainer.standing();
+    let step = standing.steps;
     let lead = trainer.comm().rank() == 0;
-    let mut pen = Pen { dir, step, refused: None };
+    let mut pen = Pen { dir, standing, refused: None };
     if lead {
         pen.attempt(Pen::begin);
     }
@@ -435,7 +464,7 @@ fn pen_place(dir: &Path, step: usize) -> PathBuf {
 /// What writes a checkpoint, until it is refused something.
 struct Pen<'a> {
     dir: &'a Path,
-    step: usize,
+    standing: Standing,
     refused: Option<String>,
 }
 
@@ -451,7 +480,11 @@ impl Pen<'_> {
     }
 
     fn place(&self) -> PathBuf {
-        pen_place(self.dir, self.step)
+        pen_place(self.dir, self.step())
+    }
+
+    fn step(&self) -> usize {
+        self.standing.steps as usize
     }
 
     /// Makes room: what was begun before and is not whole goes.
@@ -478,7 +511,11 @@ impl Pen<'_> {
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());
         let told = json!({
             "generator": generator(),
-            "step": self.step,
+            "step": self.step(),
+            "skipped": self.standing.skipped,
+            "loss_scale": self.standing.scale.map(|Scale { scale, since, left }| json!({
+                "scale": f64::from(scale), "since": since, "left": left
+            })),
             "written": Trace::now(),
             "settings": settings,
         });
@@ -487,12 +524,12 @@ impl Pen<'_> {
         file.write_all(format!("{told:#}\n").as_bytes())?;
         file.sync_all()?;
         File::open(&place)?.sync_all()?;
-        let whole = self.dir.join(format!("{STEP}{}", self.step));
+        let whole = self.dir.join(format!("{STEP}{}", self.step()));
         fs::rename(&place, &whole)?;
         File::open(self.dir)?.sync_all()?;
         // It is there, whatever becomes of those before; over NFS what somebody has open stays.
         for (_, other) in
-            steps(self.dir).unwrap_or_default().into_iter().filter(|(step, _)| *step < self.step)
+            steps(self.dir).unwrap_or_default().into_iter().filter(|(step, _)| *step < self.step())
         {
             let _ = fs::remove_dir_all(other);
         }

@@ -131,8 +131,9 @@ impl From<zero::Error> for Failure {
         match e {
             zero::Error::Collective(e) => e.into(),
             // All ranks find it in what they have added up.
-            zero::Error::NotFinite { step, dtype, .. } => {
+            zero::Error::NotFinite { step, dtype, scale, .. } => {
                 let flags = match (step, dtype) {
+                    _ if scale.is_some() => "--loss-scale, --dtype, --lr, --warmup",
                     (1, DType::F32) => "--model",
                     (1, _) => "--model, --dtype",
                     (_, DType::F32) => "--lr, --warmup",
@@ -220,11 +221,15 @@ mod tests {
     #[test]
     fn a_norm_that_is_not_finite_names_the_flags_that_help() {
         let (what, value, dtype) = ("global gradient norm", f64::NAN, DType::Bf16);
-        let failure = Failure::from(zero::Error::NotFinite { step: 3, what, value, dtype });
+        let failure = Failure::from(zero::Error::NotFinite { step: 3, what, value, dtype, scale: None });
         let words = "learning rate, a longer warmup or f32 usually helps (--lr, --warmup, --dtype)";
         assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
+        let scale = Some(2.0);
+        let failure = Failure::from(zero::Error::NotFinite { step: 1, what, value, dtype, scale });
+        let words = ["with a loss scale of 2, below which", "(--loss-scale, --dtype, --lr, --warmup)"];
+        assert!(words.iter().all(|word| failure.to_string().contains(word)), "{failure}");
         // Nothing has been learnt that could have been learnt more slowly.
-        let failure = Failure::from(zero::Error::NotFinite { step: 1, what, value, dtype });
+        let failure = Failure::from(zero::Error::NotFinite { step: 1, what, value, dtype, scale: None });
         let words = "the weights are not all finite, or too large for bf16 (--model, --dtype)";
         assert!(failure.code() == 1 && failure.to_string().ends_with(words), "{failure}");
     }

@@ -43,8 +43,8 @@ mod transports;
 
 use args::{Cli, Command, EvalArgs, Precision, TrainArgs};
 use clap::error::ErrorKind;
-use collectives::bf16;
 use collectives::bootstrap::{Identity, spawn};
+use collectives::{bf16, f16};
 use eval::EvalPlan;
 use failure::Result;
 use plan::TrainPlan;
@@ -137,6 +137,7 @@ fn train(args: &TrainArgs) -> Result<()> {
         ranks::lead(identity.as_ref(), &comm, || plan.check_outputs())?;
         match plan.dtype {
             Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
+            Precision::F16 => train::rank::<f16>(&plan, comm, show),
             Precision::F32 => train::rank::<f32>(&plan, comm, show),
         }
     });
@@ -163,6 +164,7 @@ fn eval(args: &EvalArgs) -> Result<()> {
         plan::lead_tokens(&plan.feed, identity.as_ref(), &comm)?;
         match plan.dtype {
             Precision::Bf16 => eval::rank::<bf16>(&plan, &comm),
+            Precision::F16 => eval::rank::<f16>(&plan, &comm),
             Precision::F32 => eval::rank::<f32>(&plan, &comm),
         }
     })

@@ -6,6 +6,7 @@ mod model;
 mod numbers;
 mod outputs;
 mod ranks;
+mod scaling;
 mod shape;
 mod steps;
 mod traced;
@@ -14,13 +15,14 @@ pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
 pub use ranks::{Ranks, UNASKED, of_a_shell, unasked_threads, with_ranks};
+pub use scaling::told as scaling_told;
 pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
 pub use traced::Traced;
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs};
 use crate::bench::tuning;
-use crate::checkpoint::{self, Checkpoints};
+use crate::checkpoint::{self, Checkpoints, State};
 use crate::data::{self, Feed, Input, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
@@ -268,10 +270,15 @@ impl TrainPlan {
     /// # Errors
     /// Those of a checkpoint cannot be read.
     pub fn source(&self) -> Result<Box<zero::Source<'_>>> {
-        match self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
+        match self.state() {
             Some(state) => Ok(state.weights()?),
             None => Ok(Box::new(self.model.source(self.seed, self.batch.threads))),
         }
+    }
+
+    /// Where it goes on, if not at the start.
+    pub fn state(&self) -> Option<&State> {
+        self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref())
     }
 
     /// Steps that were made before this run.

@@ -121,8 +121,8 @@ impl<'a, T: Float> Run<'a, T> {
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
         let mut trainer = device::trainer::<T>(plan, comm.clone(), ledger)?;
-        if let Some(state) = plan.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
-            state.restore(&mut trainer)?;
+        if let Some(state) = plan.state() {
+            state.restore(&mut trainer, plan)?;
             let differences = state.differences(plan);
             if !differences.is_empty() {
                 progress.line(&format!("goes on with {differences}"));
@@ -167,7 +167,8 @@ impl<'a, T: Float> Run<'a, T> {
             tracing.before(step + 1, self.trainer.comm())?;
         }
         let began = Instant::now();
-        let lr = self.plan.rate.at(step);
+        // Where steps are skipped, the schedule waits.
+        let lr = self.plan.rate.at(self.trainer.standing().updates() as usize);
         self.loader.start(step);
         let done = self.trainer.step(&mut self.loader, lr as f32).inspect_err(|e| {
             self.sound = !matches!(e, zero::Error::NotFinite { .. });
@@ -181,8 +182,9 @@ impl<'a, T: Float> Run<'a, T> {
         self.account.bytes_sent += done.bytes_sent;
         self.pace.add(done.tokens, seconds);
         let held = self.trainer.ledger().held();
+        let scaled = self.trainer.standing().scale;
         self.record.line(&self.progress, || {
-            json!({
+            let mut line = json!({
                 "step": step + 1,
                 "loss": done.loss,
                 "grad_norm": done.grad_norm,
@@ -195,8 +197,22 @@ impl<'a, T: Float> Run<'a, T> {
                 "optimizer_seconds": done.optimizer_seconds,
                 "bytes_sent": done.bytes_sent,
                 "memory": memory_json(&held),
-            })
+            });
+            if scaled.is_some() {
+                line["loss_scale"] = done.loss_scale.into();
+                line["skipped"] = done.skipped.into();
+            }
+            line
         });
+        if let Some(scale) = scaled.filter(|_| done.skipped) {
+            self.progress.line(&format!(
+                "step {}  skipped: its gradient is too large for {} at a loss scale of {}; the next is at {}",
+                step + 1,
+                T::DTYPE,
+                done.loss_scale,
+                f64::from(scale.scale)
+            ));
+        }
         self.progress.tick(&Tick {
             step: step + 1,
             loss: done.loss,

@@ -36,7 +36,10 @@ impl Scaling {
     }
 
     /// The first that is no rule to go by, and what would be.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The rule, and what would do.
+    pub fn check(&self) -> Result<(), String> {
         let positive = |x: f32| x.is_finite() && x > 0.0;
         match self {
             Scaling { least, .. } if !positive(*least) => {

@@ -20,6 +20,9 @@ pub enum Precision {
     /// bfloat16 weights and activations, and in training gradients, beside f32 master weights and moments.
     #[value(alias = "bfloat16")]
     Bf16,
+    /// IEEE's half precision likewise, with losses that are scaled (--loss-scale).
+    #[value(alias = "float16", alias = "fp16", alias = "half")]
+    F16,
     /// f32 throughout.
     #[value(alias = "float32", alias = "fp32")]
     F32,
@@ -30,6 +33,7 @@ impl Precision {
     pub fn name(self) -> &'static str {
         match self {
             Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
             Precision::F32 => "f32",
         }
     }
@@ -38,6 +42,7 @@ impl Precision {
     pub fn dtype(self) -> DType {
         match self {
             Precision::Bf16 => DType::Bf16,
+            Precision::F16 => DType::F16,
             Precision::F32 => DType::F32,
         }
     }

@@ -19,7 +19,10 @@ const HEADINGS: [(&str, &[&str]); 6] = [
             "progress",
         ],
     ),
-    ("Device and numbers", &["device", "attention", "matmul_precision", "offload", "cuda_graphs", "dtype"]),
+    (
+        "Device and numbers",
+        &["device", "attention", "matmul_precision", "offload", "cuda_graphs", "dtype", "loss_scale"],
+    ),
     (
         "Steps and ZeRO",
         &[

@@ -89,9 +89,10 @@ pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()
 /// A choice that makes no difference there.
 pub fn matmul_precision(args: &DeviceArgs, dtype: Precision) -> Result<MatmulPrecision> {
     match (args.matmul_precision, dtype) {
-        (Closeness::High, Precision::Bf16) => Err(Failure::usage(
-            "--matmul-precision high is of products of f32, and numbers are bf16: add --dtype f32, or leave it away",
-        )),
+        (Closeness::High, Precision::Bf16 | Precision::F16) => Err(Failure::usage(format!(
+            "--matmul-precision high is of products of f32, and numbers are {}: add --dtype f32, or leave it away",
+            dtype.name()
+        ))),
         (closeness, _) => Ok(closeness.precision()),
     }
 }

@@ -1,6 +1,6 @@
 //! The numbers among a training's flags, checked without the machine and the files that it needs.
 
-use super::{EVAL_EVERY, usage};
+use super::{EVAL_EVERY, scaling, usage};
 use crate::args::{Number, Order, Shape, Switch, TrainArgs};
 use crate::data;
 use crate::failure::{Failure, Result};
@@ -59,6 +59,7 @@ fn zero_config(args: &TrainArgs, world: usize) -> Result<zero::Config> {
         prefetch: prefetch(args.prefetch, stage)?,
         accumulate: args.accumulate,
         reproducible: reproducible(args, world)?,
+        scaling: scaling::asked(args)?,
         adamw,
         clip: (clip > 0.0).then_some(clip as f32),
         placement: zero::Placement::Host,

@@ -11,7 +11,7 @@ use crate::gpus;
 use crate::human::{self, several};
 use crate::layers;
 use crate::machine::VERSION;
-use crate::plan::{TrainPlan, recompute};
+use crate::plan::{TrainPlan, recompute, scaling_told};
 use crate::tokenizer::Tokenizer;
 use collectives::Communicator;
 use collectives::bootstrap::{Identity, Launcher};
@@ -38,6 +38,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--cuda-graphs", plan.cuda_graphs.to_string()),
         ("--stage", plan.zero.stage.level().to_string()),
         ("--dtype", plan.dtype.name().to_owned()),
+        ("--loss-scale", scaling_told(plan.zero.scaling)),
         ("--matmul-precision", plan.batch.matmul_precision(plan.dtype).unwrap_or("none").to_owned()),
         ("--steps", plan.steps.to_string()),
         ("--micro-batch", plan.batch.rows.to_string()),
@@ -75,8 +76,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
 
 /// Where a training goes on.
 fn resumed(plan: &TrainPlan) -> String {
-    let state = plan.checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref());
-    let mark = state.map_or(String::new(), |state| format!(", digest {}", state.mark));
+    let mark = plan.state().map_or(String::new(), |state| format!(", digest {}", state.mark));
     format!("after step {}{mark}", plan.made_before())
 }
 
@@ -210,6 +210,7 @@ fn settings(plan: &TrainPlan) -> Value {
         "cuda_graphs": plan.cuda_graphs,
         "stage": plan.zero.stage.level(),
         "dtype": plan.dtype.name(),
+        "loss_scale": plan.zero.scaling.map(|scaling| scaling_told(Some(scaling))),
         "matmul_precision": plan.batch.products(plan.dtype, &plan.device),
         "steps": plan.steps,
         "micro_batch": plan.batch.rows,
@@ -315,6 +316,8 @@ mod tests {
             ("--data random", "--tokenizer bytes", &["--tokenizer"]),
             ("", "--stage 2", &["--stage"]),
             ("", "--dtype f32", &["--dtype", "--matmul-precision"]),
+            ("", "--dtype f16", &["--dtype", "--loss-scale"]),
+            ("--dtype f16", "--loss-scale 64", &["--loss-scale"]),
             ("--dtype f32", "--matmul-precision high", &["--matmul-precision"]),
             ("", "--steps 5", &["--steps"]),
             ("", "--micro-batch 3", &["--micro-batch"]),
