@@ -3,6 +3,7 @@
 
 mod counting;
 mod fake_cuda;
+pub mod ports;
 
 pub use counting::Counting;
 pub use fake_cuda::fake_cuda;

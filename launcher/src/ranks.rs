@@ -115,20 +115,19 @@ fn as_rank(
         Some(board) => board.note(identity.rank, &failure.to_string()),
         None => {}
     }
-    if let (Some(comm), true) = (&group, cause) {
-        comm.abort(&failure.to_string());
-    }
     if board.is_none() {
+        // Before others hear of it: a launcher may end this rank as soon as the first of them has ended.
         match failure {
-            // Each says it: a launcher may end the others as soon as the first has ended.
             Failure::Common(_) => out::note(format_args!("caravan: {failure}")),
             Failure::Usage(_) => out::note(format_args!("caravan: {}{failure}", whose(Some(identity)))),
             _ => out::note(format_args!("caravan: rank {}: {failure}", identity.rank)),
         }
+    }
+    match &group {
+        Some(comm) if cause => comm.abort(&failure.to_string()),
         // Ranks that have met notice a failure. Only who never came has to be ended.
-        if group.is_none() && cause {
-            end_job(identity, failure.code());
-        }
+        None if cause && board.is_none() => end_job(identity, failure.code()),
+        _ => {}
     }
     Err(Failure::Told { code: failure.code() })
 }

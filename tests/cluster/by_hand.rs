@@ -47,6 +47,30 @@ fn ranks_by_hand_hear_why_one_of_them_takes_no_part() {
     bench.nothing_left();
 }
 
+/// Before anybody knows where it is, others wait for that.
+#[test]
+fn a_rank_whose_ucx_does_not_open_tells_all_others_why() {
+    let bench = bench();
+    if !bench.offers("ucx") {
+        return;
+    }
+    let since = Instant::now();
+    let ranks = [0, 1, 2].map(|rank| {
+        let mut command = bench.command("bench all_reduce -n 1 -b 1K -e 1K --transport ucx");
+        let (number, job) = (rank.to_string(), format!("unopened-{}", std::process::id()));
+        command.envs([("CARAVAN_RANK", &*number), ("CARAVAN_WORLD", "3"), ("CARAVAN_JOB", &job)]);
+        if rank == 2 {
+            command.env("UCX_TLS", "no_such_way");
+        }
+        command.spawn().expect("a rank")
+    });
+    for (rank, end) in ranks.map(|rank| bench.finish(rank)).into_iter().enumerate() {
+        end.refusal(if rank == 2 { 2 } else { 1 }, &["UCX", "no_such_way"]);
+    }
+    assert!(since.elapsed() < Duration::from_secs(50), "{:?}", since.elapsed());
+    bench.nothing_left();
+}
+
 /// The network that UCX is given takes what is sent and carries it nowhere.
 #[test]
 fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {

@@ -380,12 +380,11 @@ mod tests {
 
     #[test]
     fn what_the_system_says_of_a_host_that_does_not_answer_is_kept() {
-        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
-        let Found::Nobody(Why::Unanswered(Some(said))) = connect(&Place::Tcp(free.to_string())).unwrap()
-        else {
+        let free = format!("127.0.0.1:{}", harness::ports::free_port());
+        let Found::Nobody(Why::Unanswered(Some(said))) = connect(&Place::Tcp(free.clone())).unwrap() else {
             panic!("somebody there, or no reason")
         };
-        assert!(said.contains(&free.to_string()) && said.contains("refused"), "{said}");
+        assert!(said.contains(&free) && said.contains("refused"), "{said}");
     }
 
     #[test]

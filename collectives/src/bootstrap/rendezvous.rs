@@ -381,14 +381,14 @@ mod tests {
             text.contains("the host of rank 0 has 1 of the 2 ranks and nothing says where rank 0 is"),
             "{text}"
         );
-        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
-        let text = first(1, Some(free.to_string()));
+        let free = format!("127.0.0.1:{}", harness::ports::free_port());
+        let text = first(1, Some(free.clone()));
         assert!(
             text.contains("rank 1 of 2 did not arrive") && text.contains("; it may have failed before"),
             "{text}"
         );
         // For documents only.
-        let text = first(1, Some(format!("192.0.2.1:{}", free.port())));
+        let text = first(1, Some(free.replace("127.0.0.1", "192.0.2.1")));
         assert!(
             text.contains(&format!("rank 0 runs on {}, which does not have", hosts::host_name())),
             "{text}"
@@ -401,7 +401,7 @@ mod tests {
             text.contains("for 100ms; CARAVAN_RENDEZVOUS=host:port says where rank 0 is: set it"),
             "{text}"
         );
-        let one = Identity { rank: 1, world: 2, rendezvous: Some(free.to_string()), ..Identity::alone() };
+        let one = Identity { rank: 1, world: 2, rendezvous: Some(free.clone()), ..Identity::alone() };
         let options = Options { timeout: Duration::from_millis(100), ..Default::default() };
         let text = Rendezvous::join(&one, &options).err().unwrap().to_string();
         assert!(text.contains(&format!("{free} says: ")) && text.contains("where rank 0 is"), "{text}");

@@ -58,6 +58,8 @@ pub struct Neighbours {
 
 /// How long a farewell may be on its way when its sender's process has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
+/// How often to listen for it at least.
+const LOOKS: usize = 50;
 /// For how long a rank that has seen another's end does not end itself, where nothing but ends can be seen: who looks more
 /// often than that sees the first one alone, and not also those that it has brought about.
 pub const SEEN_BY_ALL: Duration = Duration::from_millis(200);
@@ -142,14 +144,15 @@ impl Neighbours {
 /// Those of `listen`.
 pub fn last_words(mut listen: impl FnMut() -> Result<bool>) -> Result<bool> {
     let until = Instant::now() + LAST_WORDS;
-    loop {
+    let mut looks = 0;
+    // Who was not given a processor meanwhile has not listened.
+    while looks < LOOKS || Instant::now() < until {
         if listen()? {
             return Ok(true);
         }
-        if Instant::now() >= until {
-            return Ok(false);
-        }
+        looks += 1;
     }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -193,10 +193,7 @@ fn ranks_meet_over_tcp_too() {
     if is_rank(test) {
         meet(Duration::from_secs(20));
     }
-    // A port that was free a moment ago.
-    let port =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
-    let address = format!("127.0.0.1:{port}");
+    let address = format!("127.0.0.1:{}", harness::ports::free_port());
     // What does not speak the protocol, or nothing at all, does no harm.
     let more = [("CARAVAN_RENDEZVOUS", address.as_str()), ("CARAVAN_TOKEN", "secret")];
     let zero = start(test, 0, 3, &more);

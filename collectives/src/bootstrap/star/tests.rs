@@ -306,9 +306,7 @@ fn a_blob_too_long_ends_the_exchange_of_all() {
 
 #[test]
 fn other_programs_at_the_address_of_rank_0_are_passed_by() {
-    // Below the ports that the kernel gives to clients.
-    let mut ports = (0..100).map(|i| (20_000 + (std::process::id() + 97 * i) % 12_000) as u16);
-    let other = ports.find_map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).ok()).unwrap();
+    let other = harness::ports::listener();
     let place = Place::Tcp(other.local_addr().unwrap().to_string());
     let member = |index| {
         let place = place.clone();

@@ -32,6 +32,10 @@ impl State {
             // Peers are not to be waited for at the end of a rank that failed here. They hear why, or else they would take it
             // for what went wrong.
             (self.failed, self.cause) = (true, Some(why.clone()));
+            if let Some(meeting) = &self.meeting {
+                // Before what may take long where nobody listens any more.
+                meeting.tell(why);
+            }
             self.stay_away();
         }
         met
@@ -58,13 +62,19 @@ impl State {
                 awake = now + IDLE;
             }
             let late = waited.so_far() > within;
+            if !late && self.meeting.is_some() && self.neighbours_ended(missing) {
+                // Where all have met it has said why, or is missed: by who hears all there, if not by this rank.
+                self.still_met()?;
+                std::thread::sleep(NAP);
+                continue;
+            }
             if late || self.is_gone(missing) {
                 // What it had sent may still be on its way, and so may why it has failed.
                 let came = last_words(|| {
                     self.worker.progress();
                     self.listen()?;
                     self.still_met()?;
-                    Ok(self.greetings[missing] >= round)
+                    Ok(self.greetings[missing] >= round || !self.absent.is_empty())
                 })?;
                 if came {
                     continue;
@@ -80,6 +90,12 @@ impl State {
                 }
             }
         }
+    }
+
+    /// Whether the process of `peer` is seen to have ended.
+    fn neighbours_ended(&mut self, peer: usize) -> bool {
+        self.neighbours.look();
+        self.neighbours.ended(peer)
     }
 
     /// An error once a rank has said where all have met why it cannot connect, or has ended.

@@ -121,16 +121,15 @@ impl UcxTransport {
     pub fn join(rendezvous: &mut Rendezvous, start: &Start) -> Result<Self> {
         let (rank, size) = (rendezvous.rank(), rendezvous.world());
         let meeting = rendezvous.meeting();
-        let mut session = Self::open(rank, size, start, &mut |card| rendezvous.exchange(&card))?;
+        let opened = Self::open(rank, size, start, &mut |card| rendezvous.exchange(&card));
+        // Others wait for it to tell where it is.
+        let mut session = opened.inspect_err(|why| meeting.tell(why))?;
         let mut state = session.turn()?;
-        state.meeting = Some(meeting.clone());
+        state.meeting = Some(meeting);
         let connected = state.greet(start.within);
         state.meeting = None;
         drop(state);
-        if let Err(why) = connected {
-            meeting.tell(&why);
-            return Err(why);
-        }
+        connected?;
         if size <= greeting::MOST {
             // Nobody leaves while others connect.
             rendezvous.barrier()?;
