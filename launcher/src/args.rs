@@ -8,7 +8,8 @@ mod number;
 mod others;
 
 pub use choices::{
-    Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Shape, Switch,
+    Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Rise, Shape,
+    Switch,
 };
 pub use number::Number;
 pub use others::{DoctorArgs, SbatchArgs, TokenizeArgs};
@@ -227,9 +228,18 @@ pub struct TrainArgs {
     /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
     #[arg(long, value_name = "N")]
     pub warmup: Option<usize>,
-    /// How the learning rate goes after warm-up.
-    #[arg(long, value_enum, default_value_t = Shape::Cosine)]
+    /// How it rises.
+    #[arg(long, value_enum, value_name = "SHAPE", default_value_t = Rise::Linear)]
+    pub warmup_shape: Rise,
+    /// The learning rate that it rises from.
+    #[arg(long, value_name = "RATE", default_value = "0")]
+    pub warmup_from: Number,
+    /// How the learning rate goes after warm-up. DeepSpeed's schedules have at each step the rate that DeepSpeed has there.
+    #[arg(long, value_enum, ignore_case = true, default_value_t = Shape::Cosine)]
     pub schedule: Shape,
+    /// The step, counted from 0, at which the schedule has come down; later ones stay there [default: --steps].
+    #[arg(long, value_name = "N")]
+    pub schedule_steps: Option<usize>,
     /// AdamW's decoupled weight decay (matrices and embeddings; norms have none).
     #[arg(long, value_name = "X", default_value = "0.1")]
     pub weight_decay: Number,

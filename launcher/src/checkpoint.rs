@@ -31,7 +31,7 @@ const STEP: &str = "step-";
 const UNFINISHED: [&str; 2] = [".step-", ".unfinished"];
 
 /// Settings that change what is learnt: of these it is told that they are others now. The shape has to be the same.
-const TOLD: [&str; 24] = [
+const TOLD: [&str; 27] = [
     "--data",
     "--val-data",
     "--tokenizer",
@@ -44,7 +44,10 @@ const TOLD: [&str; 24] = [
     "--lr",
     "--min-lr",
     "--warmup",
+    "--warmup-shape",
+    "--warmup-from",
     "--schedule",
+    "--schedule-steps",
     "--weight-decay",
     "--beta1",
     "--beta2",

@@ -76,6 +76,34 @@ pub enum Shape {
     Linear,
     /// Half a cosine down to --min-lr.
     Cosine,
+    /// DeepSpeed's of that name, to the step: stays at --lr.
+    #[value(name = "WarmupLR")]
+    WarmupLr,
+    /// DeepSpeed's: straight down to --warmup-from.
+    #[value(name = "WarmupDecayLR")]
+    WarmupDecayLr,
+    /// DeepSpeed's: half a cosine down to --min-lr.
+    #[value(name = "WarmupCosineLR")]
+    WarmupCosineLr,
+}
+
+/// How the learning rate rises in its warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Rise {
+    /// By as much in each step.
+    Linear,
+    /// As the logarithm of the steps, faster at first.
+    Log,
+}
+
+impl Rise {
+    /// As `--warmup-shape` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rise::Linear => "linear",
+            Rise::Log => "log",
+        }
+    }
 }
 
 impl Shape {
@@ -85,7 +113,20 @@ impl Shape {
             Shape::Constant => "constant",
             Shape::Linear => "linear",
             Shape::Cosine => "cosine",
+            Shape::WarmupLr => "WarmupLR",
+            Shape::WarmupDecayLr => "WarmupDecayLR",
+            Shape::WarmupCosineLr => "WarmupCosineLR",
         }
+    }
+
+    /// Whether steps are counted as DeepSpeed's schedules count them.
+    pub fn of_deepspeed(self) -> bool {
+        matches!(self, Shape::WarmupLr | Shape::WarmupDecayLr | Shape::WarmupCosineLr)
+    }
+
+    /// Whether it comes down to --min-lr.
+    pub fn has_floor(self) -> bool {
+        matches!(self, Shape::Linear | Shape::Cosine | Shape::WarmupCosineLr)
     }
 }
 

@@ -36,7 +36,23 @@ const HEADINGS: [(&str, &[&str]); 6] = [
             "bucket_size",
         ],
     ),
-    ("Optimizer", &["lr", "min_lr", "warmup", "schedule", "weight_decay", "beta1", "beta2", "eps", "clip"]),
+    (
+        "Optimizer",
+        &[
+            "lr",
+            "min_lr",
+            "warmup",
+            "warmup_shape",
+            "warmup_from",
+            "schedule",
+            "schedule_steps",
+            "weight_decay",
+            "beta1",
+            "beta2",
+            "eps",
+            "clip",
+        ],
+    ),
     (
         "Output",
         &[

@@ -83,30 +83,40 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
         x == 0.0 || x as f32 > 0.0
     })?;
     let range = format!("from 0 to --lr {}", args.lr);
+    let start = number("--warmup-from", &args.warmup_from, &range, |x| (0.0..=peak).contains(&x))?;
     let floor = match (args.schedule, &args.min_lr) {
-        (Shape::Constant, Some(floor)) => {
+        (shape, Some(floor)) if !shape.has_floor() => {
             return usage(format!(
-                "--min-lr {floor} with --schedule constant, which never comes down to it: leave --min-lr away, or take \
-                 --schedule linear or cosine"
+                "--min-lr {floor} with --schedule {}, which never comes down to it: leave --min-lr away, or take --schedule \
+                 linear or cosine",
+                shape.name()
             ));
         }
-        (Shape::Constant, None) => peak,
+        (Shape::WarmupDecayLr, None) => start,
+        (shape, None) if !shape.has_floor() => peak,
         (_, Some(asked)) => number("--min-lr", asked, &range, |x| (0.0..=peak).contains(&x))?,
         (_, None) => peak / 10.0,
     };
     let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
-    if warmup > args.steps {
-        return usage(format!("--warmup {warmup}: there are {} --steps, so at most that", args.steps));
+    args.schedule_steps.map_or(Ok(()), |steps| at_least_one("--schedule-steps", steps))?;
+    let steps = args.schedule_steps.unwrap_or(args.steps);
+    let rate = Rate { peak, floor, start, warmup, rise: args.warmup_shape, steps, shape: args.schedule };
+    // DeepSpeed's warm-ups may be longer than a run.
+    if rate.shape.of_deepspeed() {
+        return Ok(rate);
+    }
+    let named = if args.schedule_steps.is_some() { "--schedule-steps" } else { "--steps" };
+    if warmup > steps {
+        return usage(format!("--warmup {warmup}: there are {steps} {named}, so at most that"));
     }
     // The first step after the warm-up is at the peak.
-    if let (Some(floor), true) = (&args.min_lr, warmup + 1 >= args.steps) {
+    if let (Some(floor), true) = (&args.min_lr, warmup + 1 >= steps) {
         return usage(format!(
-            "--min-lr {floor} with a --warmup of {warmup} of {} --steps, after which no step comes down to it: leave --min-lr \
-             away, take more --steps, or lower --warmup",
-            args.steps
+            "--min-lr {floor} with a --warmup of {warmup} of {steps} {named}, after which no step comes down to it: leave \
+             --min-lr away, take more {named}, or lower --warmup"
         ));
     }
-    Ok(Rate { peak, floor, warmup, steps: args.steps, shape: args.schedule })
+    Ok(rate)
 }
 
 /// Whether the next unit is gathered early, where units are gathered at all.
@@ -177,6 +187,7 @@ pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Rise;
     use crate::args::tests::train;
     use zero::{AdamW, Config};
 
@@ -185,7 +196,15 @@ mod tests {
     }
 
     /// As `--help` has them.
-    const RATE: Rate = Rate { peak: 1e-3, floor: 1e-4, warmup: 100, steps: 1000, shape: Shape::Cosine };
+    const RATE: Rate = Rate {
+        peak: 1e-3,
+        floor: 1e-4,
+        start: 0.0,
+        warmup: 100,
+        rise: Rise::Linear,
+        steps: 1000,
+        shape: Shape::Cosine,
+    };
     const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
 
     #[test]
@@ -239,6 +258,17 @@ mod tests {
             ("--schedule linear", Rate { shape: Shape::Linear, ..RATE }),
             ("--schedule linear --min-lr 3e-5", Rate { shape: Shape::Linear, floor: 3e-5, ..RATE }),
             ("--schedule constant", Rate { shape: Shape::Constant, floor: 1e-3, ..RATE }),
+            ("--warmup-shape log", Rate { rise: Rise::Log, ..RATE }),
+            ("--warmup-from 3e-5", Rate { start: 3e-5, ..RATE }),
+            ("--schedule-steps 300", Rate { steps: 300, ..RATE }),
+            // DeepSpeed's come down to where they began, or not at all, and warm up for as long as they are told to.
+            ("--schedule WarmupLR", Rate { shape: Shape::WarmupLr, floor: 1e-3, ..RATE }),
+            ("--schedule warmupdecaylr", Rate { shape: Shape::WarmupDecayLr, floor: 0.0, ..RATE }),
+            ("--schedule WarmupCosineLR", Rate { shape: Shape::WarmupCosineLr, ..RATE }),
+            (
+                "--schedule WarmupLR --warmup 9999",
+                Rate { shape: Shape::WarmupLr, floor: 1e-3, warmup: 9999, ..RATE },
+            ),
             // A tenth of the steps, where that is less.
             ("--steps 58", Rate { steps: 58, warmup: 5, ..RATE }),
             ("--steps 5000", Rate { steps: 5000, ..RATE }),

@@ -49,7 +49,10 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--lr", rate.peak.to_string()),
         ("--min-lr", rate.floor.to_string()),
         ("--warmup", rate.warmup.to_string()),
+        ("--warmup-shape", rate.rise.name().to_owned()),
+        ("--warmup-from", rate.start.to_string()),
         ("--schedule", rate.shape.name().to_owned()),
+        ("--schedule-steps", schedule_steps(plan)),
         ("--weight-decay", adamw.weight_decay.to_string()),
         ("--beta1", adamw.beta1.to_string()),
         ("--beta2", adamw.beta2.to_string()),
@@ -72,6 +75,14 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--bucket-size", plan.zero.bucket_bytes.to_string()),
         ("--sample", plan.sample.to_string()),
     ]
+}
+
+/// Until when the schedule goes, where that is not the end of the run.
+fn schedule_steps(plan: &TrainPlan) -> String {
+    match plan.rate.steps == plan.steps {
+        true => "as --steps".to_owned(),
+        false => plan.rate.steps.to_string(),
+    }
 }
 
 /// Where a training goes on.
@@ -221,7 +232,10 @@ fn settings(plan: &TrainPlan) -> Value {
         "lr": plan.rate.peak,
         "min_lr": plan.rate.floor,
         "warmup": plan.rate.warmup,
+        "warmup_shape": plan.rate.rise.name(),
+        "warmup_from": plan.rate.start,
         "schedule": plan.rate.shape.name(),
+        "schedule_steps": plan.rate.steps,
         "weight_decay": human::as_written(plan.zero.adamw.weight_decay),
         "beta1": human::as_written(plan.zero.adamw.beta1),
         "beta2": human::as_written(plan.zero.adamw.beta2),
@@ -320,6 +334,7 @@ mod tests {
             ("--dtype f16", "--loss-scale 64", &["--loss-scale"]),
             ("--dtype f32", "--matmul-precision high", &["--matmul-precision"]),
             ("", "--steps 5", &["--steps"]),
+            ("--schedule-steps 9", "--steps 5", &["--steps"]),
             ("", "--micro-batch 3", &["--micro-batch"]),
             ("", "--accumulate 2", &["--accumulate"]),
             ("", "--reproducible", &["--reproducible"]),
@@ -328,7 +343,10 @@ mod tests {
             ("--min-lr 1e-5", "--lr 2e-3", &["--lr"]),
             ("", "--min-lr 2e-5", &["--min-lr"]),
             ("", "--warmup 2", &["--warmup"]),
+            ("", "--warmup-shape log", &["--warmup-shape"]),
+            ("", "--warmup-from 1e-4", &["--warmup-from"]),
             ("", "--schedule linear", &["--schedule"]),
+            ("", "--schedule-steps 9", &["--schedule-steps"]),
             ("", "--weight-decay 0", &["--weight-decay"]),
             ("", "--beta1 0.8", &["--beta1"]),
             ("", "--beta2 0.8", &["--beta2"]),
