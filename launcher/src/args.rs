@@ -1,11 +1,13 @@
 //! The command line as typed: literal flags with their help, nothing checked beyond their types.
 
 mod choices;
+pub mod deepspeed;
 pub mod foreign;
 mod headings;
 mod meant;
 mod number;
 mod others;
+mod reading;
 
 pub use choices::{
     Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Rise, Shape,
@@ -15,8 +17,7 @@ pub use number::Number;
 pub use others::{DoctorArgs, SbatchArgs, TokenizeArgs};
 
 use crate::machine::VERSION;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::ffi::OsString;
+use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Trains Llamas over many ranks, with ZeRO stages 0 to 3 over one collectives crate.
@@ -30,29 +31,6 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-}
-
-impl Cli {
-    /// Reads a command line, its first word the program's name. Every flag's value may be a negative number: where that
-    /// makes no sense, what is wrong is the value and not an unknown flag `-1`.
-    ///
-    /// # Errors
-    /// Clap's, also where help or the version was asked for.
-    pub fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let mut command = with_negative_numbers(Cli::command());
-        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-        let matches = command.try_get_matches_from_mut(&words);
-        let matches = matches.map_err(|e| meant::meant(e, &command, &words))?;
-        Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
-    }
-}
-
-fn with_negative_numbers(command: clap::Command) -> clap::Command {
-    let flag = |arg: clap::Arg| {
-        let takes = !arg.is_positional() && arg.get_action().takes_values();
-        arg.allow_negative_numbers(takes)
-    };
-    command.mut_args(flag).mut_subcommands(with_negative_numbers)
 }
 
 /// The subcommands.
@@ -75,6 +53,15 @@ pub enum Command {
 }
 
 impl Command {
+    /// The flags of a training, if it is of one.
+    pub fn train(&mut self) -> Option<&mut TrainArgs> {
+        match self {
+            Command::Train(train) => Some(train),
+            Command::Plan(plan) => Some(&mut plan.train),
+            _ => None,
+        }
+    }
+
     /// The flags about ranks, if it runs any.
     pub fn ranks(&self) -> Option<&RankArgs> {
         match self {
@@ -156,7 +143,8 @@ pub struct RankArgs {
   caravan train --data shakespeare.txt --model baby --micro-batch 6 --steps 2000 --save out
   caravan train --model 32m --data random --stage 2 --seq 256 --micro-batch 4 --steps 20 --metrics run.jsonl
   caravan train --model llama-3.2-1b --data corpus.bin --device cuda --ranks 1 --seq 2048 --micro-batch 8
-  caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned")]
+  caravan train --model path/to/llama --data corpus.bin --lr 2e-5 --warmup 100 --recompute full --save tuned
+  caravan train --model 32m --data corpus.bin --steps 5000 --deepspeed ds_config.json")]
 #[command(mut_args(headings::headed))]
 pub struct TrainArgs {
     /// A known shape (nano, baby, 32m, llama-3.2-1b, ...) with new weights, a Hugging Face config.json, which is another
@@ -177,6 +165,13 @@ pub struct TrainArgs {
     /// to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<PathBuf>,
+    /// A DeepSpeed configuration, in JSON, in place of the flags that it stands for. What it says of them, what is ignored and
+    /// why is shown; what is not supported is refused. Flags say what it does not, or leaves to them with "auto".
+    #[arg(long, value_name = "FILE", aliases = ["deepspeed-config", "deepspeed_config"])]
+    pub deepspeed: Option<PathBuf>,
+    /// The same, read.
+    #[arg(skip)]
+    pub configuration: Option<deepspeed::File>,
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,
@@ -377,6 +372,7 @@ pub struct EvalArgs {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     /// The flags of `bench`.
     pub fn bench(flags: &str) -> crate::bench::BenchArgs {

@@ -3,7 +3,7 @@
 
 mod table;
 
-use crate::args::{PlanArgs, Precision, TrainArgs};
+use crate::args::{PlanArgs, Precision, TrainArgs, deepspeed};
 use crate::bench::tuning;
 use crate::device::{self, Device};
 use crate::failure::{Failure, Result};
@@ -30,7 +30,7 @@ const GPUS: usize = 8;
 /// # Errors
 /// What `train` would refuse of them on any machine, nodes that nobody knows, or a standard output that takes nothing.
 pub fn plan(args: &PlanArgs) -> Result<()> {
-    let forecast = Forecast::new(&args.train)?;
+    let forecast = Forecast::new(&args.train).map_err(|e| args.train.placed(e))?;
     match args.json {
         true => out::line(forecast.json()),
         false => out::text(forecast.text()),
@@ -54,6 +54,8 @@ struct Forecast {
     zero: zero::Config,
     /// In the order of stages.
     stages: Vec<Outcome>,
+    /// The configuration that flags came from.
+    configuration: Option<deepspeed::File>,
 }
 
 /// What it comes to at one stage.
@@ -76,6 +78,7 @@ impl Forecast {
             return Err(Failure::usage(format!("--ranks {world}: a run has from 1 to {MAX_SIZE} ranks")));
         }
         plan::check_anywhere(args, world)?;
+        let args = &*args.for_ranks(world, false)?;
         let joined = Joined::new(args, world)?;
         device::check_flags(&args.device, joined.nccl, args.ranks.share_gpus)?;
         let device = Device::elsewhere(&args.device);
@@ -119,7 +122,8 @@ impl Forecast {
         };
         let stages = Stage::ALL.iter().map(outcome).collect::<Result<_>>()?;
         let Joined { label, here, control, .. } = joined;
-        Ok(Forecast { world, label, here, control, dtype: args.dtype, batch, zero, stages, device, model })
+        let (dtype, configuration) = (args.dtype, args.configuration.clone());
+        Ok(Forecast { world, label, here, control, dtype, batch, zero, stages, device, model, configuration })
     }
 
     fn json(&self) -> Value {
@@ -152,6 +156,7 @@ impl Forecast {
             "threads": self.batch.threads,
             "bucket_bytes": self.zero.bucket_bytes,
             "stages": stages.collect::<Vec<Value>>(),
+            "deepspeed": self.configuration.as_ref().map(deepspeed::File::json),
             "machine": Machine::probe().json(),
         })
     }

@@ -129,7 +129,7 @@ fn runs_ranks() -> bool {
 
 fn train(args: &TrainArgs) -> Result<()> {
     let identity = ranks::identity()?;
-    let plan = TrainPlan::new(args, identity.as_ref())?;
+    let plan = TrainPlan::new(args, identity.as_ref()).map_err(|e| args.placed(e))?;
     let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color.unwrap_or_default() };
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &train::signature(&plan))?;

@@ -20,7 +20,7 @@ pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
 pub use traced::Traced;
 
-use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs};
+use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs, deepspeed};
 use crate::bench::tuning;
 use crate::checkpoint::{self, Checkpoints, State};
 use crate::data::{self, Feed, Input, held};
@@ -109,6 +109,8 @@ pub struct TrainPlan {
     pub save: Option<PathBuf>,
     /// Tokens of the sample, which is for whoever reads the output.
     pub sample: usize,
+    /// The configuration that flags came from.
+    pub configuration: Option<deepspeed::File>,
 }
 
 impl TrainPlan {
@@ -119,6 +121,7 @@ impl TrainPlan {
     pub fn new(args: &TrainArgs, identity: Option<&Identity>) -> Result<Self> {
         let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
+        let args = &*args.for_ranks(ranks.world, identity.is_some())?;
         ranks.options.progress = args.progress.options();
         ranks.on_request = stop::on_request(args.save.is_some() || args.checkpoint.is_some());
         let device = Device::plan(&args.device, &ranks, identity)?;
@@ -240,6 +243,7 @@ impl TrainPlan {
             checkpoints,
             save: args.save.clone(),
             sample,
+            configuration: args.configuration.clone(),
         };
         plan.check_memory(identity)?;
         Ok(plan)
@@ -380,6 +384,7 @@ impl TrainPlan {
 /// Numbers that make no sense, a sequence that a known model does not take, too long a step, random tokens beside files,
 /// and outputs in each other's way.
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
+    let args = &*args.for_ranks(world, false)?;
     Numbers::check(args, world)?;
     Checkpoints::check_flags(args)?;
     Traced::asked(args, 0)?;

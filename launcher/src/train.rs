@@ -117,6 +117,9 @@ impl<'a, T: Float> Run<'a, T> {
         };
         let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
         progress.line(&describe::headline(plan));
+        if let Some(file) = &plan.configuration {
+            progress.line(&file.lines((plan.batch.rows, plan.zero.accumulate), plan.ranks.world));
+        }
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;

@@ -14,9 +14,9 @@ const KNOWN: [(&[&str], &str); 6] = [
         "take --checkpoint DIR, --checkpoint-every N and --resume; a model is saved once, at the end, by --save DIR",
     ),
     (
-        &["--deepspeed", "--deepspeed-config", "--config"],
-        "settings are flags and no file: take --stage, --micro-batch, --accumulate, --dtype, --lr and --offload for what it \
-         says",
+        &["--config"],
+        "settings are flags, or DeepSpeed's: take --stage, --micro-batch, --accumulate, --dtype, --lr and --offload for what \
+         it says, or --deepspeed FILE",
     ),
     (
         &["--fsdp"],
@@ -63,8 +63,7 @@ mod tests {
             ),
             ("--save-every 100", ["'--save-every'", "--checkpoint-every N", "--save DIR"]),
             ("--checkpoint-dir out", ["'--checkpoint-dir'", "--checkpoint DIR", "--resume"]),
-            ("--deepspeed ds.json", ["'--deepspeed'", "no file", "--stage"]),
-            ("--config run.yaml", ["'--config'", "no file", "--micro-batch"]),
+            ("--config run.yaml", ["'--config'", "--deepspeed FILE", "--micro-batch"]),
             ("--fsdp full_shard", ["'--fsdp'", "--stage 3", "shards"]),
             ("--gradient-accumulation-steps 4", ["'--gradient-accumulation-steps'", "take", "--accumulate"]),
             ("--gradient_accumulation_steps 4", ["'--gradient_accumulation_steps'", "take", "--accumulate"]),

@@ -26,6 +26,7 @@ const HEADINGS: [(&str, &[&str]); 6] = [
     (
         "Steps and ZeRO",
         &[
+            "deepspeed",
             "stage",
             "steps",
             "micro_batch",

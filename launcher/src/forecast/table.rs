@@ -30,7 +30,7 @@ impl Forecast {
         }
         lines.title("sent by a rank");
         lines.row("a step", self.stages.iter().map(|at| human::bytes(at.sent)).collect());
-        self.headline() + &lines.text() + &self.remark(machine::free().bytes)
+        self.headline() + &lines.text() + &self.remark(machine::free().bytes) + &self.configuration()
     }
 
     /// Bytes that `here` ranks hold beside their GPUs, with what they see of each other.
@@ -60,6 +60,12 @@ impl Forecast {
             human::several(self.batch.rows, "sequence"),
             human::several(self.batch.length, "token"),
         )
+    }
+
+    /// What became of a configuration.
+    fn configuration(&self) -> String {
+        let batch = (self.batch.rows, self.zero.accumulate);
+        self.configuration.as_ref().map_or(String::new(), |file| file.lines(batch, self.world) + "\n")
     }
 
     /// Whether a machine that has so many bytes `free`, as this one has now, could hold the ranks of a host.

@@ -2,6 +2,7 @@
 
 use crate::about::about;
 use crate::agree::Signature;
+use crate::args::deepspeed;
 use crate::bench::{native, now, tuning};
 use crate::checkpoint::Checkpoints;
 use crate::device::Device;
@@ -257,6 +258,7 @@ fn settings(plan: &TrainPlan) -> Value {
         "checkpoint_every": plan.checkpoints.as_ref().map(|c| c.every),
         "resumed_after": plan.checkpoints.as_ref().map(Checkpoints::made).filter(|&made| made > 0),
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
+        "deepspeed": plan.configuration.as_ref().map(deepspeed::File::json),
     })
 }
 
