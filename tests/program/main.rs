@@ -2,6 +2,7 @@
 
 mod bits;
 mod checkpoints;
+mod deepspeed;
 mod devices;
 mod disks;
 mod diverging;
