@@ -71,7 +71,11 @@ fn main() -> ExitCode {
                 let why = failure::sentence(&unreadable);
                 let identity = Identity::from_env().ok().flatten();
                 let whose = ranks::whose(identity.as_ref().filter(|_| runs_ranks()));
-                out::note(format_args!("caravan: {whose}{why} (--help shows the flags)"));
+                // Clap knows of its own which flag was wrong, and not of what a file says.
+                let of_file =
+                    unreadable.kind() == ErrorKind::ValueValidation && unreadable.context().next().is_none();
+                let help = if of_file { "" } else { " (--help shows the flags)" };
+                out::note(format_args!("caravan: {whose}{why}{help}"));
                 never_came(code as u8, &why);
             }
         }

@@ -190,7 +190,8 @@ impl Inner {
             Command::Train(args) => {
                 device::check_flags(&args.device, asked.nccl, ranks.share_gpus)?;
                 device::matmul_precision(&args.device, args.dtype)?;
-                check_anywhere(args, world).map_err(|e| args.placed(e))?;
+                let resolved = args.for_ranks(world, true)?;
+                check_anywhere(&resolved, world).map_err(|e| args.placed(e))?;
                 ("train", cuda(&args.device))
             }
             Command::Eval(args) => {

@@ -133,7 +133,7 @@ impl File {
         let parts = [
             ("honoured: ", honoured.join(", ")),
             ("what there is anyway: ", self.told.same.join(", ")),
-            ("\"auto\", left to the flags: ", self.told.auto.join(", ")),
+            ("left to the flags, by \"auto\" or because it is not there: ", self.told.left.join(", ")),
             ("DeepSpeed's defaults of what it does not say: ", unsaid.join(", ")),
         ];
         let told = parts
@@ -158,7 +158,7 @@ impl File {
             "train_batch_size": self.batch.all,
             "flags": flags.collect::<serde_json::Map<_, _>>(),
             "as_it_is": self.told.same,
-            "auto": self.told.auto,
+            "left_to_flags": self.told.left,
             "ignored": ignored.collect::<serde_json::Map<_, _>>(),
         })
     }

@@ -27,4 +27,4 @@ for name, params in CASES:
             rates.append(optimizer.param_groups[0]["lr"])
             schedule.step()
         print(name, warmup_type, params)
-        print("   ", ", ".join(f"{rate:e}" if rate == 0 else repr(rate) for rate in rates))
+        print("   ", ", ".join(map(repr, rates)))

@@ -35,6 +35,9 @@ impl Batch {
             known[index] |= matches!(said, Said::Value(_));
             push(document, told, (flag, key), said, None);
         }
+        if [ALL, ROWS, STEPS].iter().all(|key| !document.has(key)) {
+            told.left.push(ALL.to_owned());
+        }
         let [rows, accumulate] = known;
         Ok(Batch { all: document.count(ALL)?.value(), rows, accumulate })
     }

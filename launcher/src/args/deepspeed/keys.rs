@@ -16,8 +16,8 @@ pub struct Told {
     pub words: Vec<Word>,
     /// Keys that ask for what there is anyway.
     pub same: Vec<String>,
-    /// Keys that are left to the flags.
-    pub auto: Vec<String>,
+    /// Keys that are left to the flags, by "auto" or because they are not there.
+    pub left: Vec<String>,
     /// Why keys change nothing, and which.
     pub ignored: Vec<(String, Vec<String>)>,
 }
@@ -66,7 +66,7 @@ fn walk(
                 return Err(format!("{path} {}: a block of keys, {{...}}, is needed", shown(value)));
             }
             (Rule::Ignored(why), _) => told.ignore(&path, why),
-            (_, Value::String(text)) if text == "auto" => told.auto.push(path),
+            (_, Value::String(text)) if text == "auto" => told.left.push(path),
             (Rule::Flag(flag), value) => {
                 if let Some(number) = document.number(&path)?.value() {
                     told.words.push(Word::new(flag, plain(number), &path, value));
@@ -181,7 +181,7 @@ mod tests {
                                     serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"));
                                 assert_eq!(of(only(&path, value)).unwrap().same, [path.clone()]);
                             }
-                            assert_eq!(of(only(&path, json!("auto"))).unwrap().auto, [path.clone()]);
+                            assert_eq!(of(only(&path, json!("auto"))).unwrap().left, [path.clone()]);
                             let told = of(only(&path, json!(7))).unwrap_err();
                             assert_eq!(told, format!("{path} 7 is not supported: {instead}"));
                         }

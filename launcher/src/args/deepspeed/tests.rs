@@ -120,7 +120,7 @@ fn nothing_of_a_file_is_passed_over_in_silence() {
         let file = read(config, "").unwrap();
         let told = &file.told;
         let mut all: Vec<&str> = told.words.iter().flat_map(|word| word.key.split(", ")).collect();
-        all.extend(told.same.iter().chain(&told.auto).map(String::as_str));
+        all.extend(told.same.iter().chain(&told.left).map(String::as_str));
         all.extend(told.ignored.iter().flat_map(|(_, keys)| keys).map(String::as_str));
         all.extend(file.batch.all.map(|_| "train_batch_size"));
         let mut there = Vec::new();
@@ -134,7 +134,7 @@ fn nothing_of_a_file_is_passed_over_in_silence() {
             );
         }
         // Nor twice.
-        let mut keys: Vec<_> = told.same.iter().chain(&told.auto).collect();
+        let mut keys: Vec<_> = told.same.iter().chain(&told.left).collect();
         keys.sort();
         assert!(keys.windows(2).all(|pair| pair[0] != pair[1]), "{keys:?}");
     }
@@ -422,6 +422,7 @@ fn whole_command_lines_have_the_file_as_if_it_was_typed() {
     let lines = file.lines((12, 1), 2);
     for words in [
         "ds.json: honoured: zero_optimization.stage as --stage 2, bf16.enabled as --dtype bf16",
+        "ds.json: left to the flags, by \"auto\" or because it is not there: optimizer, scheduler, train_batch_size",
         "ds.json: DeepSpeed's defaults of what it does not say: --clip 1",
     ] {
         assert!(lines.lines().any(|line| line.ends_with(words)), "{lines}");

@@ -59,6 +59,9 @@ pub fn read(document: &Document, beside: &Beside, told: &mut Told) -> Result<(),
     offload(document, beside, told)?;
     optimizer(document, told)?;
     schedule::read(document, beside, told)?;
+    // Which a script would bring with it.
+    let brought = ["optimizer", "scheduler"].into_iter().filter(|block| !document.has(block));
+    told.left.extend(brought.map(str::to_owned));
     if !document.has("gradient_clipping") {
         told.words.push(Word::unsaid("--clip", "1", "gradient_clipping"));
     }
