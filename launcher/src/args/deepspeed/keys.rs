@@ -179,9 +179,12 @@ mod tests {
                             for text in *values {
                                 let value =
                                     serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-                                assert_eq!(of(only(&path, value)).unwrap().same, [path.clone()]);
+                                assert_eq!(of(only(&path, value)).unwrap().same, std::slice::from_ref(&path));
                             }
-                            assert_eq!(of(only(&path, json!("auto"))).unwrap().left, [path.clone()]);
+                            assert_eq!(
+                                of(only(&path, json!("auto"))).unwrap().left,
+                                std::slice::from_ref(&path)
+                            );
                             let told = of(only(&path, json!(7))).unwrap_err();
                             assert_eq!(told, format!("{path} 7 is not supported: {instead}"));
                         }

@@ -197,6 +197,30 @@ fn deepspeeds_defaults_hold_where_neither_the_file_nor_a_flag_says_something() {
     assert_eq!(words(auto, ""), "");
 }
 
+/// As transformers' documentation has it, whose trainer fills in what is "auto".
+#[test]
+fn what_another_trainer_would_fill_in_is_left_to_the_flags() {
+    let config = r#"{
+      "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2,
+        "min_loss_scale": 1},
+      "bf16": {"enabled": "auto"},
+      "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
+        "warmup_num_steps": "auto"}},
+      "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
+        "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true, "contiguous_gradients": true,
+        "sub_group_size": 1e9, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true},
+      "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+      "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+    }"#;
+    assert_eq!(words(config, ""), "--stage=3 --schedule=WarmupLR --warmup-shape=log");
+    let args = train(config, "--lr 2e-5 --warmup 10 --micro-batch 2 --steps 100").unwrap();
+    assert_eq!((args.lr.to_string().as_str(), args.warmup, args.micro_batch), ("2e-5", Some(10), 2));
+    assert!(crate::plan::check_anywhere(&args, 2).is_ok());
+}
+
 #[test]
 fn schedules_become_flags_with_deepspeeds_defaults() {
     let of = |kind: &str, params: &str, flags: &str| {

@@ -54,6 +54,7 @@ pub fn read(document: &Document, beside: &Beside, told: &mut Told) -> Result<(),
     stage(document, told)?;
     dtype(document, told)?;
     let dtype = outcome(told, "--dtype", &beside.dtype);
+    scale(document, dtype == "f16", told)?;
     communication(document, &dtype, told)?;
     buckets(document, &dtype, beside, told)?;
     offload(document, beside, told)?;
@@ -144,7 +145,7 @@ fn dtype(document: &Document, told: &mut Told) -> Result<(), String> {
             None => told.words.push(Word::unsaid("--dtype", dtype, key)),
         }
     }
-    scale(document, dtype == Some("f16"), told)
+    Ok(())
 }
 
 /// By what losses are multiplied.
