@@ -137,3 +137,20 @@ fn a_plan_takes_a_configuration_and_says_what_becomes_of_it() {
     let outcome = bench.run("plan --json --model nano --seq 16 --ranks 4").success();
     assert_eq!(outcome.json()["deepspeed"], json!(null));
 }
+
+/// With as many ranks, and no other flag that says what a file is for.
+#[test]
+fn what_users_copy_trains_as_it_is() {
+    let bench = bench();
+    for (name, ranks, batch) in [
+        ("zero2_offload.json", 1, "1 rank x 4 micro-batches x 16 sequences x 8 tokens"),
+        ("zero3_offload.json", 2, "2 ranks x 16 micro-batches x 8 sequences x 8 tokens"),
+    ] {
+        let Some(path) = harness::shared(&format!("configs/{name}")) else { continue };
+        let small = SMALL.replace("--seq 16", "--seq 8").replace("--steps 4", "--steps 1");
+        let outcome =
+            bench.run(&format!("train {small} --ranks {ranks} --deepspeed {}", path.display())).success();
+        assert!(outcome.stderr.contains(batch) && outcome.stderr.contains("f16"), "{}", outcome.stderr);
+    }
+    bench.nothing_left();
+}

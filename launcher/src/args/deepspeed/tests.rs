@@ -465,3 +465,40 @@ fn whole_command_lines_have_the_file_as_if_it_was_typed() {
     let folder = Cli::read(["caravan", "plan", "--deepspeed-config", "."]).unwrap_err();
     assert!(sentence(&folder).starts_with("--deepspeed .: it is no file"), "{folder}");
 }
+
+#[test]
+fn what_users_copy_trains_in_f16_as_it_is() {
+    for (config, flags, world, batch, stage) in [
+        (ZERO2_OFFLOAD, "", 1, (16, 4), "2"),
+        (ZERO3_OFFLOAD, "--micro-batch 4", 4, (4, 16), "3"),
+        (ZERO3_OFFLOAD, "", 8, (2, 16), "3"),
+    ] {
+        let args = train(config, flags).unwrap_or_else(|e| panic!("{config}: {e}"));
+        let args = args.for_ranks(world, false).unwrap();
+        assert_eq!(
+            (args.dtype.name(), (args.micro_batch, args.accumulate), &*args.stage),
+            ("f16", batch, stage)
+        );
+        crate::plan::check_anywhere(&args, world).unwrap_or_else(|e| panic!("{config}: {e}"));
+    }
+    for fp16 in [
+        r#""loss_scale": 0"#,
+        r#""loss_scale": 1024"#,
+        r#""initial_scale_power": 4, "loss_scale_window": 500, "hysteresis": 1, "min_loss_scale": 2, "consecutive_hysteresis": true"#,
+    ] {
+        let args = train(&format!(r#"{{"fp16": {{"enabled": true, {fp16}}}}}"#), "")
+            .unwrap_or_else(|e| panic!("{fp16}: {e}"));
+        crate::plan::check_anywhere(&args, 2).unwrap_or_else(|e| panic!("{fp16}: {e}"));
+    }
+    let told = train(r#"{"fp16": {"enabled": true, "loss_scale": 0}}"#, "--loss-scale 1024").unwrap_err();
+    assert!(
+        told.contains("--loss-scale 1024, and ds.json says fp16.loss_scale 0, which is --loss-scale dynamic"),
+        "{told}"
+    );
+    // Where the type is left to the flags, and its scale is not.
+    let config =
+        r#"{"fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 500, "hysteresis": "auto"}}"#;
+    let scale = "--loss-scale=initial=65536,window=500,hysteresis=2,min=1,consecutive=off";
+    assert!(words(config, "--dtype fp16").contains(scale));
+    assert!(train(config, "--dtype half").is_ok() && !words(config, "").contains("--loss-scale"));
+}
