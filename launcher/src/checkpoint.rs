@@ -85,7 +85,8 @@ pub struct Checkpoints {
 
 /// A checkpoint that was found.
 pub struct State {
-    standing: Standing,
+    /// How far it had come.
+    pub standing: Standing,
     /// What tells it from others of that step.
     pub mark: String,
     dir: PathBuf,
@@ -99,7 +100,8 @@ impl Checkpoints {
     /// What the flags of a training ask for, if anything.
     ///
     /// # Errors
-    /// Flags that say something of no checkpoints; a state that nobody asked to go on from, or that has all steps.
+    /// Flags that say something of no checkpoints; a state that nobody asked to go on from, or of a later step than the last.
+    /// One that has all steps is gone on from, so that the same command may be given once more, as in a chain of jobs.
     pub fn asked(args: &TrainArgs) -> Result<Option<Checkpoints>> {
         Checkpoints::check_flags(args)?;
         let Some(dir) = args.checkpoint.clone() else { return Ok(None) };
@@ -110,9 +112,9 @@ impl Checkpoints {
                 "--checkpoint {} has the state after step {step}: add --resume to go on from it, or name another directory",
                 dir.display()
             ))),
-            Some(step) if step >= args.steps => Err(Failure::usage(format!(
-                "--checkpoint {} has the state after step {step}, and all {} --steps are made: 'caravan eval --model' evaluates its \
-                 weights, and more --steps go on",
+            Some(step) if step > args.steps => Err(Failure::usage(format!(
+                "--checkpoint {} has the state after step {step}, and --steps are {}: take {step}, with which nothing is left but \
+                 the end of the run, or more, which go on",
                 dir.display(),
                 args.steps
             ))),

@@ -327,17 +327,20 @@ impl<'a, T: Float> Run<'a, T> {
     fn summarize(&mut self, ranks: &[RankReport], kept: Option<&Path>) -> String {
         let plan = self.plan;
         let (steps, tokens) = (self.done(), self.done() * plan.step_tokens);
+        let before = plan.state().map_or(0, |state| state.standing.skipped);
+        let skipped = self.trainer.standing().skipped - before;
         // Of training alone: how much is held out, and how often it is looked at, says nothing of the speed.
         let (total, evaluation) = (self.account.total, self.account.evaluation);
         let speed = tokens as f64 / (total - evaluation);
         self.record.line(&self.progress, || {
             json!({"summary": {
                 "steps": steps,
+                "skipped": plan.zero.scaling.map(|_| skipped),
                 "tokens": tokens,
                 "seconds": total,
                 "evaluation_seconds": evaluation,
                 "tokens_per_second": speed,
-                "loss": self.last.loss,
+                "loss": (steps > 0).then_some(self.last.loss),
                 "validation_loss": self.validation,
                 "predicted_memory": memory_json(&self.predicted),
                 "ranks": ranks.iter().enumerate().map(|(r, report)| report.json(r)).collect::<Vec<_>>(),
@@ -353,15 +356,19 @@ impl<'a, T: Float> Run<'a, T> {
             ),
             false => format!(" ({} tokens/s)", human::rate(speed)),
         };
-        format!(
-            "{}\n{}, {} tokens in {}{evaluated}; training loss {:.4}{held_out}\n{}",
-            report::table(ranks, steps, plan.zero.placement, out::columns()),
-            several(steps, "step"),
-            human::count(tokens as f64),
-            human::seconds(total),
-            self.last.loss,
-            Self::place(kept)
-        )
+        let trained = match steps {
+            0 => format!("all {} were made before{held_out}", several(plan.steps, "step")),
+            _ => format!(
+                "{}{}, {} tokens in {}{evaluated}; training loss {:.4}{held_out}",
+                several(steps, "step"),
+                if skipped > 0 { format!(" ({skipped} of them skipped)") } else { String::new() },
+                human::count(tokens as f64),
+                human::seconds(total),
+                self.last.loss,
+            ),
+        };
+        let table = report::table(ranks, steps, plan.zero.placement, out::columns());
+        format!("{table}\n{trained}\n{}", Self::place(kept))
     }
 }
 

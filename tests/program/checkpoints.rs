@@ -115,6 +115,77 @@ fn a_training_that_is_asked_to_end_keeps_its_state_and_goes_on() {
     bench.nothing_left();
 }
 
+/// As a job of a chain does whose predecessor has come to the end.
+#[test]
+fn a_training_that_is_over_ends_once_more_with_all_that_an_end_has() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let train = |flags: &str| {
+        let line = TRAIN.replace("--quiet", "");
+        bench.run(&format!("{line} --steps 3 --ranks 2 --checkpoint ckpt --resume {flags}")).success().stdout
+    };
+    train("--save saved");
+    let (weights, first) = (saved(&bench), json_lines(&bench.path("m.jsonl")));
+    fs::remove_dir_all(bench.path("saved")).unwrap();
+    let said = train("--save saved");
+    assert!(said.contains("all 3 steps were made before, validation loss "), "{said}");
+    assert!(said.contains("saved to saved") && saved(&bench) == weights, "{said}");
+    assert_eq!(kept(&bench), ["step-3"]);
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let end = |lines: &[Value]| lines[lines.len() - 1]["summary"].clone();
+    let (one, other) = (end(&first), end(&lines));
+    assert_eq!(one["validation_loss"], other["validation_loss"]);
+    assert_eq!((&other["steps"], &other["loss"]), (&Value::from(0), &Value::Null));
+    assert_eq!(steps(&bench), []);
+    bench.nothing_left();
+}
+
+/// Also one that has gone down, with a schedule that does not count what was skipped.
+#[test]
+fn a_scaled_training_goes_on_at_its_scale() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let train = |steps: usize, flags: &str| {
+        let line = TRAIN.replace("--schedule constant", "--schedule linear --schedule-steps 12");
+        let scale = "--dtype f16 --loss-scale initial=16777216,window=3,hysteresis=1";
+        let line = format!("{} {scale} --steps {steps} --ranks 2 {flags}", line.replace("--quiet", ""));
+        let said = bench.run(&line).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let last = lines.iter().rposition(|line| line["run"].is_object()).expect("a run");
+        let of_step = |line: &Value| {
+            ["step", "loss", "grad_norm", "lr", "loss_scale", "skipped"].map(|name| line[name].to_string())
+        };
+        let made: Vec<_> = lines[last..].iter().filter(|line| line["step"].is_u64()).map(of_step).collect();
+        (made, lines[lines.len() - 1]["summary"]["skipped"].as_u64().unwrap(), said)
+    };
+    let (whole, skipped, said) = train(12, "--save saved");
+    let weights = saved(&bench);
+    let skips: Vec<usize> = (0..12).filter(|&step| whole[step][5] == "true").collect();
+    assert!(skips[0] < 7 && *skips.last().unwrap() > 7 && skips.len() as u64 == skipped, "{whole:?}");
+    assert!(said.stdout.contains(&format!("12 steps ({skipped} of them skipped)")), "{}", said.stdout);
+    let first = skips[0];
+    let words = format!("step {}  skipped: its gradient is too large for f16 at a loss scale of", first + 1);
+    assert!(said.stderr.contains(&words), "{}", said.stderr);
+    // The schedule waits for it.
+    assert!(whole[first][3] == whole[first + 1][3] && whole[first][2] == "null", "{whole:?}");
+    for before in [first + 1, 7] {
+        train(before, "--checkpoint ckpt");
+        let (made, ..) = train(12, "--checkpoint ckpt --resume --stage 1 --save saved");
+        assert_eq!(made, whole[before..], "after {before}");
+        assert!(saved(&bench) == weights, "weights after {before}");
+        fs::remove_dir_all(bench.path("ckpt")).unwrap();
+    }
+    // By other rules it begins anew.
+    train(7, "--checkpoint ckpt");
+    let line = TRAIN.replace("--quiet", "");
+    let flags = "--dtype f16 --loss-scale 64 --steps 8 --ranks 2 --checkpoint ckpt --resume";
+    let said = bench.run(&format!("{line} {flags}")).success().stderr;
+    assert!(said.contains("--loss-scale 64 instead of initial=16777216,window=3"), "{said}");
+    let lines = json_lines(&bench.path("m.jsonl"));
+    assert_eq!(lines.iter().rfind(|line| line["step"].is_u64()).unwrap()["loss_scale"], 64.0);
+    bench.nothing_left();
+}
+
 #[test]
 fn what_cannot_be_gone_on_with_is_told() {
     let bench = bench();
@@ -123,9 +194,10 @@ fn what_cannot_be_gone_on_with_is_told() {
     bench.run(&format!("{TRAIN} --steps 3 --checkpoint ckpt")).success();
     for (flags, words) in [
         ("--checkpoint ckpt", &["--checkpoint ckpt has the state after step 3", "add --resume"][..]),
+        ("--checkpoint ckpt --resume --steps 2", &["after step 3", "--steps are 2: take 3", "or more"]),
         (
-            "--checkpoint ckpt --resume --steps 3",
-            &["after step 3", "all 3 --steps are made", "more --steps go on"],
+            "--checkpoint ckpt --resume --steps 3 --trace t.json",
+            &["--trace t.json", "all 3 --steps are made"],
         ),
         ("--checkpoint ckpt --resume --model baby", &["--model baby has another shape", "ckpt/step-3"]),
         ("--resume", &["--resume is of --checkpoint DIR"]),

@@ -56,6 +56,12 @@ impl Traced {
             ));
         }
         let (first, last) = (made + 1, args.steps);
+        if first > last {
+            return usage(format!(
+                "--trace {} is of steps, and all {last} --steps are made: leave it away, or take more --steps",
+                path.display()
+            ));
+        }
         let steps = match &args.trace_steps {
             None => last.min(made + USUAL.start())..=last.min(made + USUAL.end()),
             Some(text) => parse(text).filter(|steps| first <= *steps.start() && *steps.end() <= last).ok_or_else(|| {
@@ -101,6 +107,9 @@ mod tests {
         let after = |flags: &str| Traced::asked(&train(flags), 500).map(|traced| traced.unwrap().steps);
         assert_eq!(after("--trace t.json").unwrap(), 503..=505);
         assert_eq!(after("--trace t.json --steps 501").unwrap(), 501..=501);
+        assert!(
+            after("--trace t.json --steps 500").unwrap_err().to_string().contains("all 500 --steps are made")
+        );
         assert!(after("--trace t.json --trace-steps 3-5").unwrap_err().to_string().contains("are 501-1000"));
         for (flags, words) in [
             ("--trace-steps 3-5", "add that"),
