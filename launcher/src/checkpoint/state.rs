@@ -1,0 +1,170 @@
+//! A checkpoint that was found, and how a training goes on from it.
+
+use super::{TRAINING, name, steps};
+use crate::failure::{Failure, Result};
+use crate::plan::{ModelChoice, TrainPlan, scaling_told};
+use crate::train::signature;
+use collectives::Float;
+use models::hf;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use zero::{Kept, Scale, Source, Standing, Trainer};
+
+/// Settings that change what is learnt: of these it is told that they are others now. The shape has to be the same.
+const TOLD: [&str; 27] = [
+    "--data",
+    "--val-data",
+    "--tokenizer",
+    "--dtype",
+    LOSS_SCALE,
+    "--steps",
+    "--micro-batch",
+    "--accumulate",
+    "--seq",
+    "--lr",
+    "--min-lr",
+    "--warmup",
+    "--warmup-shape",
+    "--warmup-from",
+    "--schedule",
+    "--schedule-steps",
+    "--weight-decay",
+    "--beta1",
+    "--beta2",
+    "--eps",
+    "--clip",
+    "--order",
+    "--seed",
+    "--matmul-precision",
+    "--device",
+    "--attention",
+    "--reproducible",
+];
+
+/// What the scale of a loss goes on by.
+const LOSS_SCALE: &str = "--loss-scale";
+
+/// A checkpoint that was found.
+pub struct State {
+    /// How far it had come.
+    pub standing: Standing,
+    /// What tells it from others of that step.
+    pub mark: String,
+    dir: PathBuf,
+    settings: Map<String, Value>,
+}
+
+impl State {
+    /// The last one in `dir`, if there is any.
+    ///
+    /// # Errors
+    /// One that cannot be read, or is not whole.
+    pub fn last(dir: &Path) -> Result<Option<State>> {
+        let Some((step, dir)) = steps(dir)?.into_iter().max_by_key(|(step, _)| *step) else {
+            return Ok(None);
+        };
+        let refuse = |why: String| Failure::usage(format!("--checkpoint: {}: {why}", dir.display()));
+        let text = fs::read_to_string(dir.join(TRAINING)).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
+        let told: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
+        let settings = told["settings"].as_object().filter(|_| told["step"] == json!(step));
+        let settings =
+            settings.ok_or_else(|| refuse(format!("{TRAINING} is not that of step {step}")))?.clone();
+        let standing = standing(step as u64, &told)
+            .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
+        let mark = format!("{:016x}", collectives::digest(text.bytes()));
+        let state = State { standing, mark, dir, settings };
+        // Not to be found out of when ranks have started; nor held open, while later ones take its place.
+        Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
+        Ok(Some(state))
+    }
+
+    /// One of which nothing is known but its step.
+    #[cfg(test)]
+    pub fn after(step: usize) -> State {
+        let standing = Standing { steps: step as u64, ..Standing::default() };
+        State { standing, mark: String::new(), dir: PathBuf::new(), settings: Map::new() }
+    }
+
+    /// Steps that were made.
+    pub fn step(&self) -> usize {
+        self.standing.steps as usize
+    }
+
+    fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
+        hf::Checkpoint::open(self.dir.join(name(kept))).map_err(Failure::usage)
+    }
+
+    /// Whether it is of a model of this shape.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check_shape(&self, model: &ModelChoice) -> Result<()> {
+        let (there, asked) = (self.settings.get("--model"), format!("{:?}", model.config));
+        if there.and_then(Value::as_str) != Some(&asked) {
+            return Err(Failure::usage(format!(
+                "--model {} has another shape than the training in {}: name that one's, or another --checkpoint",
+                model.name,
+                self.dir.display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Its weights.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn weights(&self) -> Result<Box<Source<'static>>> {
+        let weights = self.open(Kept::Weights)?;
+        Ok(Box::new(move |spec, range, out| {
+            weights.read_range(&spec.name, range, out).map_err(|e| e.to_string())
+        }))
+    }
+
+    /// Has `trainer`, which was made with the weights, go on from here. All ranks call it.
+    ///
+    /// # Errors
+    /// Moments that cannot be read, which all ranks say.
+    pub fn restore<T: Float>(&self, trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<()> {
+        let (first, second) = (self.open(Kept::FirstMoments)?, self.open(Kept::SecondMoments)?);
+        // By other rules a scale begins anew.
+        let then = self.settings.get(LOSS_SCALE).and_then(Value::as_str);
+        let scale = self.standing.scale.filter(|_| then == Some(&scaling_told(plan.zero.scaling)));
+        let restored = trainer.restore(Standing { scale, ..self.standing }, &mut |kept, spec, range, out| {
+            let from = if kept == Kept::FirstMoments { &first } else { &second };
+            from.read_range(&spec.name, range, out).map_err(|e| e.to_string())
+        });
+        Ok(restored?)
+    }
+
+    /// What is otherwise now than when it was made, in words.
+    pub fn differences(&self, plan: &TrainPlan) -> String {
+        let now = signature(plan);
+        let other = now.iter().filter(|(flag, _)| TOLD.contains(flag)).filter_map(|(flag, value)| {
+            let then = self.settings.get(*flag)?.as_str()?;
+            (then != value).then(|| match *flag {
+                "--data" | "--val-data" | "--tokenizer" => format!("another {flag}"),
+                _ => format!("{flag} {value} instead of {then}"),
+            })
+        });
+        let ranks = self.settings.get("ranks").and_then(Value::as_str).unwrap_or_default();
+        let world = plan.ranks.world.to_string();
+        let ranks = (ranks != world).then(|| format!("{world} ranks instead of {ranks}"));
+        other.chain(ranks).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Where a training stands after so many steps, as told beside them; what is not told is of one without a scale.
+fn standing(steps: u64, told: &Value) -> Option<Standing> {
+    let skipped = told.get("skipped").map_or(Some(0), Value::as_u64).filter(|&skipped| skipped <= steps)?;
+    let scale = match told.get("loss_scale").filter(|scale| !scale.is_null()) {
+        None => None,
+        Some(scale) => {
+            let count = |name| scale[name].as_u64().and_then(|count| u32::try_from(count).ok());
+            let factor = scale["scale"].as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0)?;
+            Some(Scale { scale: factor, since: count("since")?, left: count("left")? })
+        }
+    };
+    Some(Standing { steps, skipped, scale })
+}

@@ -1,0 +1,159 @@
+//! Writing a checkpoint: rank 0 holds the pen, and what it writes has its name only once it is whole.
+
+use super::{STEP, TRAINING, name, pen_place, remove_unfinished, steps};
+use crate::about::generator;
+use crate::failure::{Failure, Result};
+use crate::plan::TrainPlan;
+use crate::save::Companions;
+use crate::train::signature;
+use collectives::trace::Trace;
+use collectives::{DType, Float, ReduceOp};
+use models::hf::{SaveOptions, Writer};
+use serde_json::{Map, Value, json};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use zero::{Kept, Scale, Standing, Trainer};
+
+/// What came of writing a checkpoint. The ranks stand together then, and the one before is there where it is not.
+pub struct Written {
+    /// Whether it is there, as all ranks know.
+    pub whole: bool,
+    /// On rank 0, why it is not.
+    pub refused: Option<Failure>,
+}
+
+/// Writes the state of a training after its last step below `dir`; rank 0 holds the pen, and nobody goes on before it has put it down.
+///
+/// # Errors
+/// The ranks cannot bring the state together.
+pub fn write<T: Float>(
+    trainer: &mut Trainer<T>,
+    plan: &TrainPlan,
+    dir: &Path,
+    companions: &Companions,
+) -> Result<Written> {
+    let standing = trainer.standing();
+    let step = standing.steps;
+    let lead = trainer.comm().rank() == 0;
+    let mut pen = Pen { dir, standing, refused: None };
+    if lead {
+        pen.attempt(Pen::begin);
+    }
+    for kept in Kept::ALL {
+        let mut writer = match lead {
+            true => pen.attempt(|pen| pen.part(plan, companions, kept)),
+            false => None,
+        };
+        let mut refused = None;
+        trainer.export_state(
+            kept,
+            Some(&mut |spec, values| {
+                // After a refusal the others are still accompanied through the rest.
+                let Some(open) = &mut writer else { return Ok(()) };
+                let wrong = match values.iter().all(|value| value.is_finite()) {
+                    true => open.add(&spec.name, values).err().map(|e| e.to_string()),
+                    // Nothing goes on from that.
+                    false => Some(format!("{kept} of {} after step {step} are not all finite", spec.name)),
+                };
+                if wrong.is_some() {
+                    (writer, refused) = (None, wrong);
+                }
+                Ok(())
+            }),
+        )?;
+        pen.attempt(|_| match (refused, writer) {
+            (Some(why), _) => Err(why.into()),
+            (None, Some(writer)) => Ok(writer.finish()?),
+            (None, None) => Ok(()),
+        });
+    }
+    if lead {
+        pen.attempt(|pen| pen.finish(plan));
+    }
+    // The others wait here for the pen.
+    let mut refused = [u8::from(pen.refused.is_some())];
+    trainer.comm().all_reduce_in_place(&mut refused[..], ReduceOp::Max)?;
+    let why = pen.refused.map(|why| {
+        // A half one takes room, and nothing else.
+        remove_unfinished(dir);
+        Failure::run(format!("--checkpoint {}: {why}", dir.display()))
+    });
+    Ok(Written { whole: refused == [0], refused: why })
+}
+
+/// What writes a checkpoint, until it is refused something.
+struct Pen<'a> {
+    dir: &'a Path,
+    standing: Standing,
+    refused: Option<String>,
+}
+
+type Attempt<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+impl Pen<'_> {
+    /// What comes of it, if nothing was refused before.
+    fn attempt<R>(&mut self, work: impl FnOnce(&Self) -> Attempt<R>) -> Option<R> {
+        if self.refused.is_some() {
+            return None;
+        }
+        work(self).inspect_err(|e| self.refused = Some(e.to_string())).ok()
+    }
+
+    fn place(&self) -> PathBuf {
+        pen_place(self.dir, self.step())
+    }
+
+    fn step(&self) -> usize {
+        self.standing.steps as usize
+    }
+
+    /// Makes room: what was begun before and is not whole goes.
+    fn begin(&self) -> Attempt<()> {
+        fs::create_dir_all(self.dir)?;
+        remove_unfinished(self.dir);
+        Ok(fs::create_dir(self.place())?)
+    }
+
+    fn part(&self, plan: &TrainPlan, companions: &Companions, kept: Kept) -> Attempt<Writer> {
+        let options = SaveOptions { remarks: companions.remarks(), ..SaveOptions::default() };
+        let place = self.place().join(name(kept));
+        let mut writer = Writer::create(place, &plan.model.config, DType::F32, &options)?;
+        if kept == Kept::Weights {
+            companions.add_to(&mut writer)?;
+        }
+        Ok(writer)
+    }
+
+    /// Gives it its name, and takes those before away.
+    fn finish(&self, plan: &TrainPlan) -> Attempt<()> {
+        let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
+        let mut settings: Map<String, Value> = settings.collect();
+        settings.insert("ranks".into(), plan.ranks.world.to_string().into());
+        let told = json!({
+            "generator": generator(),
+            "step": self.step(),
+            "skipped": self.standing.skipped,
+            "loss_scale": self.standing.scale.map(|Scale { scale, since, left }| json!({
+                "scale": f64::from(scale), "since": since, "left": left
+            })),
+            "written": Trace::now(),
+            "settings": settings,
+        });
+        let place = self.place();
+        let mut file = File::create(place.join(TRAINING))?;
+        file.write_all(format!("{told:#}\n").as_bytes())?;
+        file.sync_all()?;
+        File::open(&place)?.sync_all()?;
+        let whole = self.dir.join(format!("{STEP}{}", self.step()));
+        fs::rename(&place, &whole)?;
+        File::open(self.dir)?.sync_all()?;
+        // It is there, whatever becomes of those before; over NFS what somebody has open stays.
+        for (_, other) in
+            steps(self.dir).unwrap_or_default().into_iter().filter(|(step, _)| *step < self.step())
+        {
+            let _ = fs::remove_dir_all(other);
+        }
+        Ok(())
+    }
+}
