@@ -6,6 +6,8 @@
 
 /// No scale grows beyond this one, with which the smallest gradient that is not 0 is infinite in f16.
 const MOST: f32 = (1u128 << 64) as f32;
+/// Nor is one smaller than this: what it is divided by stays finite.
+const LEAST: f32 = 1.0 / MOST;
 
 /// How the loss is scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,16 +42,13 @@ impl Scaling {
     /// # Errors
     /// The rule, and what would do.
     pub fn check(&self) -> Result<(), String> {
-        let positive = |x: f32| x.is_finite() && x > 0.0;
         match self {
-            Scaling { least, .. } if !positive(*least) => {
-                Err(format!("the least loss scale is {least:?}: it has to be above 0"))
+            Scaling { least, .. } if !(LEAST..=MOST).contains(least) => {
+                Err(format!("the least loss scale is {least:?}: it has to be from {LEAST:?} to {MOST:?}"))
             }
-            Scaling { initial, least, .. } if !positive(*initial) || initial < least || *initial > MOST => {
-                Err(format!(
-                    "the loss scale is {initial:?}: it has to be from {least:?}, the least, to {MOST:?}"
-                ))
-            }
+            Scaling { initial, least, .. } if !(*least..=MOST).contains(initial) => Err(format!(
+                "the loss scale is {initial:?}: it has to be from {least:?}, the least, to {MOST:?}"
+            )),
             Scaling { hysteresis: 0, .. } => {
                 Err("a loss scale that is halved by the overflow of number 0: at least 1 is needed"
                     .to_owned())
@@ -74,6 +73,11 @@ impl Scale {
     /// At the start.
     pub fn new(rules: &Scaling) -> Self {
         Scale { scale: rules.initial, since: 0, left: rules.hysteresis }
+    }
+
+    /// Whether a training can stand there.
+    pub fn can_be(&self) -> bool {
+        (LEAST..=MOST).contains(&self.scale) && self.left > 0
     }
 
     /// After a step whose gradient was finite.
@@ -170,7 +174,8 @@ mod tests {
         let default = Scaling::default();
         for (rules, words) in [
             (Scaling::fixed(0.0), "the least loss scale is 0.0"),
-            (Scaling::fixed(f32::NAN), "above 0"),
+            (Scaling::fixed(f32::NAN), "to 1.8446744e19"),
+            (Scaling { least: 1e-40, ..default }, "from 5.421011e-20"),
             (Scaling { initial: 0.5, ..default }, "from 1.0, the least, to"),
             (Scaling { initial: f32::INFINITY, ..default }, "the loss scale is inf"),
             (Scaling { hysteresis: 0, ..default }, "number 0"),

@@ -160,8 +160,9 @@ impl<T: Float> Trainer<T> {
     ///
     /// # Errors
     /// `batches` has none or wants no more, ranks differ in tokens or `lr`, the loss or the gradient is not finite and no
-    /// smaller scale of the loss could help, or a collective fails, as when another rank does. But for the last, all ranks say so before anything is updated, so that
-    /// [`export`](Self::export) still gives the weights of the step before; after the last, all else fails too.
+    /// smaller scale of the loss could help, or a collective fails, as when another rank does. But for the last, all ranks
+    /// say so before anything is updated, so that [`export`](Self::export) still gives the weights of the step before;
+    /// after the last, all else fails too.
     ///
     /// # Panics
     /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.

@@ -160,11 +160,42 @@ fn standing(steps: u64, told: &Value) -> Option<Standing> {
     let skipped = told.get("skipped").map_or(Some(0), Value::as_u64).filter(|&skipped| skipped <= steps)?;
     let scale = match told.get("loss_scale").filter(|scale| !scale.is_null()) {
         None => None,
-        Some(scale) => {
-            let count = |name| scale[name].as_u64().and_then(|count| u32::try_from(count).ok());
-            let factor = scale["scale"].as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0)?;
-            Some(Scale { scale: factor, since: count("since")?, left: count("left")? })
+        Some(told) => {
+            let count = |name| told[name].as_u64().and_then(|count| u32::try_from(count).ok());
+            let scale = told["scale"].as_f64()? as f32;
+            let scale = Scale { scale, since: count("since")?, left: count("left")? };
+            if !scale.can_be() {
+                return None;
+            }
+            Some(scale)
         }
     };
     Some(Standing { steps, skipped, scale })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_a_scale_is_read_again_or_refused() {
+        let plain = Some(Standing { steps: 7, ..Standing::default() });
+        let scale = Some(Scale { scale: 512.0, since: 3, left: 2 });
+        let whole = json!({"scale": 512.0, "since": 3, "left": 2});
+        for (told, expected) in [
+            // As it was before there were scales.
+            (json!({}), plain),
+            (json!({"skipped": 0, "loss_scale": null}), plain),
+            (json!({"skipped": 2, "loss_scale": whole}), Some(Standing { steps: 7, skipped: 2, scale })),
+            (json!({"skipped": 8}), None),
+            (json!({"skipped": -1}), None),
+            (json!({"loss_scale": {"scale": 512.0, "since": 3}}), None),
+            (json!({"loss_scale": {"scale": 1e-40, "since": 3, "left": 2}}), None),
+            (json!({"loss_scale": {"scale": 512.0, "since": 3, "left": 0}}), None),
+            (json!({"loss_scale": {"scale": 512.0, "since": 1u64 << 32, "left": 1}}), None),
+            (json!({"loss_scale": 512.0}), None),
+        ] {
+            assert_eq!(standing(7, &told), expected, "{told}");
+        }
+    }
 }

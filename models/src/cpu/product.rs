@@ -155,22 +155,13 @@ impl<L: Float, R: Float, O: Float> Product<'_, '_, L, R, O> {
         }
         compiled_here!(
             run:
-            f32 f32 f32,
-            f32 f32 bf16,
-            f32 bf16 f32,
-            f32 bf16 bf16,
-            bf16 f32 bf16,
-            bf16 bf16 f32,
-            bf16 bf16 bf16
+            f32 f32 f32, f32 f32 bf16, f32 bf16 f32, f32 bf16 bf16,
+            bf16 f32 bf16, bf16 bf16 f32, bf16 bf16 bf16
         );
         compiled_here!(
             run_widened:
-            f32 f32 f16,
-            f32 f16 f32,
-            f32 f16 f16,
-            f16 f32 f16,
-            f16 f16 f32,
-            f16 f16 f16
+            f32 f32 f16, f32 f16 f32, f32 f16 f16,
+            f16 f32 f16, f16 f16 f32, f16 f16 f16
         );
         isa.run(Blocked(self));
     }

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::grads::Reduced;
 use crate::optimizer::adamw::Part;
 use crate::plan::NORM_BLOCK;
-use collectives::{Buffer, Float, View, ViewMut, bf16, f16};
+use collectives::{Buffer, Float, View, ViewMut};
 
 /// Everything in memory of the host.
 pub struct Host;
@@ -13,7 +13,8 @@ pub struct Host;
 /// As the models', for those that share generic code.
 #[cfg(debug_assertions)]
 #[used]
-static COMPILED: (Seen<f32>, Seen<bf16>, Seen<f16>) = (|host| host, |host| host, |host| host);
+static COMPILED: (Seen<f32>, Seen<collectives::bf16>, Seen<collectives::f16>) =
+    (|host| host, |host| host, |host| host);
 #[cfg(debug_assertions)]
 type Seen<T> = fn(&Host) -> &dyn Kernels<T>;
 
@@ -167,6 +168,7 @@ collectives::simd_dispatch! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use collectives::bf16;
 
     #[test]
     fn threads_change_no_bit_of_sums() {

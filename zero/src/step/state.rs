@@ -162,10 +162,8 @@ impl<T: Float> Trainer<T> {
                 ),
             });
         }
-        if standing.skipped > standing.steps {
-            return Err(Error::Config {
-                problem: format!("{} of {} steps were skipped", standing.skipped, standing.steps),
-            });
+        if standing.skipped > standing.steps || standing.scale.is_some_and(|scale| !scale.can_be()) {
+            return Err(Error::Config { problem: format!("{standing:?}: no training stands there") });
         }
         let standing = standing.scaled(&self.plan.config);
         let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
