@@ -119,8 +119,7 @@ fn as_rank(
         // Before others hear of it: a launcher may end this rank as soon as the first of them has ended.
         match failure {
             Failure::Common(_) => out::note(format_args!("caravan: {failure}")),
-            Failure::Usage(_) => out::note(format_args!("caravan: {}{failure}", whose(Some(identity)))),
-            _ => out::note(format_args!("caravan: rank {}: {failure}", identity.rank)),
+            _ => out::note(format_args!("caravan: {}{failure}", whose(Some(identity)))),
         }
     }
     match &group {

@@ -1,6 +1,7 @@
 //! What a rank knows of its peers: where they and their workers are.
 
 use super::defaults::{elements, segments};
+use crate::bootstrap::host_name;
 use crate::error::{Error, Result};
 use crate::transport::neighbours::Home;
 
@@ -8,6 +9,8 @@ use crate::transport::neighbours::Home;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Card {
     pub(super) home: Home,
+    /// The name of its host, for words.
+    pub(super) host: String,
     /// Whether this rank's `UCX_TLS` leaves out every shared-memory transport.
     pub(super) network_only: bool,
     /// By which [length of elements](elements) it sends over shared memory; empty where it does not.
@@ -40,9 +43,9 @@ impl std::fmt::Display for Chosen {
     }
 }
 
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 /// How many texts there are.
-const TEXTS: usize = 4;
+const TEXTS: usize = 5;
 /// Version, home, whether only the network is used, and how many bytes of each text follow.
 const FIXED: usize = 1 + Home::BYTES + 1 + TEXTS;
 
@@ -52,6 +55,7 @@ impl Card {
         let variable = |name: &str| std::env::var(name).ok();
         Card {
             home: Home::of_this_process(),
+            host: host_name(),
             network_only: network_only(variable("UCX_TLS").as_deref()),
             elements: elements(variable).unwrap_or_default(),
             segments: segments(version, variable).unwrap_or_default(),
@@ -64,7 +68,7 @@ impl Card {
         let mut out = vec![VERSION];
         out.extend(self.home.to_bytes());
         let texts: [&String; TEXTS] =
-            [&self.elements, &self.segments, &self.chosen.tls, &self.chosen.devices];
+            [&self.host, &self.elements, &self.segments, &self.chosen.tls, &self.chosen.devices];
         let texts = texts.map(|said| &said.as_bytes()[..said.len().min(u8::MAX.into())]);
         out.push(self.network_only as u8);
         out.extend(texts.map(|said| said.len() as u8));
@@ -84,7 +88,7 @@ impl Card {
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (&[VERSION, ref home @ .., network_only, a, b, c, d], mut rest) =
+        let (&[VERSION, ref home @ .., network_only, a, b, c, d, e], mut rest) =
             bytes.split_first_chunk::<FIXED>()?
         else {
             return None;
@@ -94,11 +98,19 @@ impl Card {
             rest = more;
             Some(String::from_utf8_lossy(said).into_owned())
         };
-        let (elements, segments) = (text(a)?, text(b)?);
-        let chosen = Chosen { tls: text(c)?, devices: text(d)? };
+        let (host, elements, segments) = (text(a)?, text(b)?, text(c)?);
+        let chosen = Chosen { tls: text(d)?, devices: text(e)? };
         let (home, network_only) = (Home::from_bytes(*home), network_only != 0);
         let address = rest.to_vec();
-        (!address.is_empty()).then_some(Card { home, network_only, elements, segments, chosen, address })
+        (!address.is_empty()).then_some(Card {
+            home,
+            host,
+            network_only,
+            elements,
+            segments,
+            chosen,
+            address,
+        })
     }
 
     /// Fails where this card's rank and that of `other` have queues in shared memory of unlike elements, or would send each

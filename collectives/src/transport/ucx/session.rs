@@ -387,7 +387,10 @@ impl State {
         match (self.absent.get(&peer), self.failures.of(peer)) {
             (Some(why), _) => format!("gave up: {why}"),
             (None, UCS_OK) => self.neighbours.how(peer),
-            (None, status) => format!("is unreachable ({})", self.worker.context.ucp.status(status)),
+            (None, status) => {
+                let (host, status) = (&self.cards[peer].host, self.worker.context.ucp.status(status));
+                format!("on {host} is unreachable ({status})")
+            }
         }
     }
 }
