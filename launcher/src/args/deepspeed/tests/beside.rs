@@ -1,0 +1,110 @@
+//! A file beside flags that were typed, on whole command lines.
+
+use super::*;
+
+#[test]
+fn a_flag_that_says_something_else_is_refused_with_both() {
+    for (config, flags, words) in [
+        (
+            r#"{"train_micro_batch_size_per_gpu": 16}"#,
+            "--micro-batch 8",
+            "--micro-batch 8, and ds.json says train_micro_batch_size_per_gpu 16: say it in one place, or \"auto\" there",
+        ),
+        (
+            r#"{"bf16": {"enabled": true}}"#,
+            "--dtype f32",
+            "--dtype f32, and ds.json says bf16.enabled true, which is --dtype bf16: say it in one place, or \"auto\" there",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 2}}"#,
+            "--stage 3",
+            "--stage 3, and ds.json says zero_optimization.stage 2: say",
+        ),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 0.95]}}}"#,
+            "--beta2 0.999",
+            "--beta2 0.999, and ds.json says optimizer.params.betas [0.9,0.95], which is --beta2 0.95: say",
+        ),
+    ] {
+        let told = refusal(config, flags);
+        assert!(told.starts_with(words), "{told}");
+    }
+    // The same in other words is the same.
+    for (config, flags) in [
+        (r#"{"train_micro_batch_size_per_gpu": 16}"#, "--micro-batch 16"),
+        (r#"{"bf16": {"enabled": true}}"#, "--dtype BFloat16"),
+        (r#"{"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}"#, "--lr 1e-3"),
+        (r#"{"zero_optimization": {"reduce_bucket_size": 1048576}}"#, "--bucket-size 4M"),
+        (r#"{"zero_optimization": {"reduce_bucket_size": 1048576}}"#, "--bucket-size 2M --dtype bf16"),
+        (r#"{"scheduler": {"type": "WarmupLR"}}"#, "--schedule warmuplr"),
+    ] {
+        assert!(read(config, flags).is_ok(), "{config} {flags}");
+    }
+}
+
+#[test]
+fn whole_command_lines_have_the_file_as_if_it_was_typed() {
+    let args =
+        train(r#"{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}"#, "--steps 7 --seed 3")
+            .unwrap();
+    assert_eq!((args.dtype, args.stage.as_str(), args.steps, args.seed), (Precision::Bf16, "2", 7, 3));
+    let file = args.configuration.as_ref().unwrap();
+    let lines = file.lines((12, 1), 2);
+    for words in [
+        "ds.json: honoured: zero_optimization.stage as --stage 2, bf16.enabled as --dtype bf16",
+        "ds.json: left to the flags, by \"auto\" or because it is not there: optimizer, scheduler, train_batch_size",
+        "ds.json: DeepSpeed's defaults of what it does not say: --clip 1",
+    ] {
+        assert!(lines.lines().any(|line| line.ends_with(words)), "{lines}");
+    }
+    assert_eq!(file.json()["flags"]["--stage"], "2");
+    // What flags are refused for later has the place where it was said.
+    let config = r#"{"optimizer": {"type": "AdamW", "params": {"eps": 0}}}"#;
+    let args = train(config, "").unwrap();
+    let told = args.placed(crate::plan::check_anywhere(&args, 2).unwrap_err()).to_string();
+    assert!(told.starts_with("--eps 0: ") && told.contains("(--eps is optimizer.params.eps of "), "{told}");
+    let none = train("{}", "--deepspeed other.json").unwrap_err();
+    assert!(none.contains("cannot be used multiple times"), "{none}");
+    let missing = Cli::read(["caravan", "plan", "--deepspeed_config", "no/such.json"]).unwrap_err();
+    assert!(sentence(&missing).starts_with("--deepspeed no/such.json: "), "{missing}");
+    assert_eq!(missing.exit_code(), 2);
+    let folder = Cli::read(["caravan", "plan", "--deepspeed-config", "."]).unwrap_err();
+    assert!(sentence(&folder).starts_with("--deepspeed .: it is no file"), "{folder}");
+}
+
+#[test]
+fn what_users_copy_trains_in_f16_as_it_is() {
+    for (config, flags, world, batch, stage) in [
+        (ZERO2_OFFLOAD, "", 1, (16, 4), "2"),
+        (ZERO3_OFFLOAD, "--micro-batch 4", 4, (4, 16), "3"),
+        (ZERO3_OFFLOAD, "", 8, (2, 16), "3"),
+    ] {
+        let args = train(config, flags).unwrap_or_else(|e| panic!("{config}: {e}"));
+        let args = args.for_ranks(world, false).unwrap();
+        assert_eq!(
+            (args.dtype.name(), (args.micro_batch, args.accumulate), &*args.stage),
+            ("f16", batch, stage)
+        );
+        crate::plan::check_anywhere(&args, world).unwrap_or_else(|e| panic!("{config}: {e}"));
+    }
+    for fp16 in [
+        r#""loss_scale": 0"#,
+        r#""loss_scale": 1024"#,
+        r#""initial_scale_power": 4, "loss_scale_window": 500, "hysteresis": 1, "min_loss_scale": 2, "consecutive_hysteresis": true"#,
+    ] {
+        let args = train(&format!(r#"{{"fp16": {{"enabled": true, {fp16}}}}}"#), "")
+            .unwrap_or_else(|e| panic!("{fp16}: {e}"));
+        crate::plan::check_anywhere(&args, 2).unwrap_or_else(|e| panic!("{fp16}: {e}"));
+    }
+    let told = train(r#"{"fp16": {"enabled": true, "loss_scale": 0}}"#, "--loss-scale 1024").unwrap_err();
+    assert!(
+        told.contains("--loss-scale 1024, and ds.json says fp16.loss_scale 0, which is --loss-scale dynamic"),
+        "{told}"
+    );
+    // Where the type is left to the flags, and its scale is not.
+    let config =
+        r#"{"fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 500, "hysteresis": "auto"}}"#;
+    let scale = "--loss-scale=initial=65536,window=500,hysteresis=2,min=1,consecutive=off";
+    assert!(words(config, "--dtype fp16").contains(scale));
+    assert!(train(config, "--dtype half").is_ok() && !words(config, "").contains("--loss-scale"));
+}
