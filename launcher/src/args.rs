@@ -223,16 +223,17 @@ pub struct TrainArgs {
     /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
     #[arg(long, value_name = "N")]
     pub warmup: Option<usize>,
-    /// How it rises.
-    #[arg(long, value_enum, value_name = "SHAPE", default_value_t = Rise::Linear)]
-    pub warmup_shape: Rise,
-    /// The learning rate that it rises from.
-    #[arg(long, value_name = "RATE", default_value = "0")]
-    pub warmup_from: Number,
+    /// How it rises [default: linear].
+    #[arg(long, value_enum, value_name = "SHAPE")]
+    pub warmup_shape: Option<Rise>,
+    /// The learning rate that it rises from [default: 0].
+    #[arg(long, value_name = "RATE")]
+    pub warmup_from: Option<Number>,
     /// How the learning rate goes after warm-up. DeepSpeed's schedules have at each step the rate that DeepSpeed has there.
     #[arg(long, value_enum, ignore_case = true, default_value_t = Shape::Cosine)]
     pub schedule: Shape,
-    /// The step, counted from 0, at which the schedule has come down; later ones stay there [default: --steps].
+    /// The step, counted from 0, at which the schedule has come down, or for WarmupDecayLR the one before that, as DeepSpeed
+    /// counts; later ones stay there [default: --steps].
     #[arg(long, value_name = "N")]
     pub schedule_steps: Option<usize>,
     /// AdamW's decoupled weight decay (matrices and embeddings; norms have none).

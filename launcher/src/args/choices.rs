@@ -124,6 +124,11 @@ impl Shape {
         matches!(self, Shape::WarmupLr | Shape::WarmupDecayLr | Shape::WarmupCosineLr)
     }
 
+    /// Whether it comes down at all.
+    pub fn comes_down(self) -> bool {
+        !matches!(self, Shape::Constant | Shape::WarmupLr)
+    }
+
     /// Whether it comes down to --min-lr.
     pub fn has_floor(self) -> bool {
         matches!(self, Shape::Linear | Shape::Cosine | Shape::WarmupCosineLr)

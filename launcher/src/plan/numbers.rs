@@ -1,7 +1,7 @@
 //! The numbers among a training's flags, checked without the machine and the files that it needs.
 
 use super::{EVAL_EVERY, scaling, usage};
-use crate::args::{Number, Order, Shape, Switch, TrainArgs};
+use crate::args::{Number, Order, Rise, Shape, Switch, TrainArgs};
 use crate::data;
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -83,7 +83,10 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
         x == 0.0 || x as f32 > 0.0
     })?;
     let range = format!("from 0 to --lr {}", args.lr);
-    let start = number("--warmup-from", &args.warmup_from, &range, |x| (0.0..=peak).contains(&x))?;
+    let start = match &args.warmup_from {
+        Some(start) => number("--warmup-from", start, &range, |x| (0.0..=peak).contains(&x))?,
+        None => 0.0,
+    };
     let floor = match (args.schedule, &args.min_lr) {
         (shape, Some(floor)) if !shape.has_floor() => {
             return usage(format!(
@@ -98,9 +101,20 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
         (_, None) => peak / 10.0,
     };
     let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
-    args.schedule_steps.map_or(Ok(()), |steps| at_least_one("--schedule-steps", steps))?;
+    warm_up_of_steps(args)?;
+    if let Some(steps) = args.schedule_steps {
+        at_least_one("--schedule-steps", steps)?;
+        if !args.schedule.comes_down() {
+            return usage(format!(
+                "--schedule-steps {steps} with --schedule {}, which never comes down: leave --schedule-steps away, or take \
+                 another --schedule",
+                args.schedule.name()
+            ));
+        }
+    }
     let steps = args.schedule_steps.unwrap_or(args.steps);
-    let rate = Rate { peak, floor, start, warmup, rise: args.warmup_shape, steps, shape: args.schedule };
+    let rise = args.warmup_shape.unwrap_or(Rise::Linear);
+    let rate = Rate { peak, floor, start, warmup, rise, steps, shape: args.schedule };
     // DeepSpeed's warm-ups may be longer than a run.
     if rate.shape.of_deepspeed() {
         return Ok(rate);
@@ -117,6 +131,21 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
         ));
     }
     Ok(rate)
+}
+
+/// Whether a warm-up for which something was asked has steps. DeepSpeed's always have two.
+fn warm_up_of_steps(args: &TrainArgs) -> Result<()> {
+    if args.warmup != Some(0) || args.schedule.of_deepspeed() {
+        return Ok(());
+    }
+    let (shape, start) = (args.warmup_shape, args.warmup_from.as_ref());
+    let shape = shape.map(|shape| ("--warmup-shape", shape.name().to_owned()));
+    match shape.or(start.map(|start| ("--warmup-from", start.to_string()))) {
+        Some((flag, value)) => usage(format!(
+            "{flag} {value} with --warmup 0, with which nothing rises: leave {flag} away, or take a longer --warmup"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Whether the next unit is gathered early, where units are gathered at all.
@@ -187,7 +216,6 @@ pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Rise;
     use crate::args::tests::train;
     use zero::{AdamW, Config};
 
@@ -260,6 +288,10 @@ mod tests {
             ("--schedule constant", Rate { shape: Shape::Constant, floor: 1e-3, ..RATE }),
             ("--warmup-shape log", Rate { rise: Rise::Log, ..RATE }),
             ("--warmup-from 3e-5", Rate { start: 3e-5, ..RATE }),
+            (
+                "--schedule WarmupLR --warmup 0 --warmup-shape log",
+                Rate { shape: Shape::WarmupLr, floor: 1e-3, warmup: 0, rise: Rise::Log, ..RATE },
+            ),
             ("--schedule-steps 300", Rate { steps: 300, ..RATE }),
             // DeepSpeed's come down to where they began, or not at all, and warm up for as long as they are told to.
             ("--schedule WarmupLR", Rate { shape: Shape::WarmupLr, floor: 1e-3, ..RATE }),
@@ -275,6 +307,21 @@ mod tests {
         ] {
             assert_eq!(check(flags).rate, expected, "{flags}");
             assert_eq!(check(flags).zero, check("").zero, "{flags}");
+        }
+    }
+    #[test]
+    fn what_would_change_no_rate_is_refused() {
+        for (flags, words) in [
+            (
+                "--schedule constant --schedule-steps 5",
+                "--schedule-steps 5 with --schedule constant, which never comes down: leave",
+            ),
+            ("--schedule WarmupLR --schedule-steps 5", "with --schedule WarmupLR, which never comes down"),
+            ("--warmup 0 --warmup-shape log --warmup-from 1e-5", "--warmup-shape log with --warmup 0"),
+            ("--warmup 0 --warmup-from 1e-5", "--warmup-from 1e-5 with --warmup 0, with which nothing rises"),
+        ] {
+            let e = Numbers::check(&train(flags), 2).err().unwrap();
+            assert!(e.code() == 2 && e.to_string().contains(words), "{e}");
         }
     }
 }
