@@ -28,7 +28,10 @@ const FORM: &str = "a number, 'dynamic', or settings of a dynamic one as in \
                     initial=65536,window=1000,hysteresis=2,min=1,consecutive=off";
 
 /// A scale for all steps, or the settings of one that changes.
-fn read(text: &str) -> std::result::Result<Scaling, String> {
+///
+/// # Errors
+/// What is wrong with it, as the end of a sentence.
+pub fn read(text: &str) -> std::result::Result<Scaling, String> {
     if text == "dynamic" {
         return Ok(Scaling::default());
     }
@@ -47,7 +50,10 @@ fn read(text: &str) -> std::result::Result<Scaling, String> {
         }
         seen.push(name);
         let number = || positive(value).ok_or_else(|| format!("{name}={value}: a number above 0 is needed"));
-        let count = || value.parse().map_err(|_| format!("{name}={value}: a whole number is needed"));
+        let count = || {
+            let most = u32::MAX;
+            value.parse().map_err(|_| format!("{name}={value}: a whole number up to {most} is needed"))
+        };
         match name {
             "initial" => scaling.initial = number()?,
             "min" => scaling.least = number()?,
@@ -125,6 +131,10 @@ mod tests {
             ("--dtype f16 --loss-scale windows=4", &["no windows", "window=1000"]),
             ("--dtype f16 --loss-scale window=4,window=5", &["window is said twice"]),
             ("--dtype f16 --loss-scale window=-4", &["window=-4: a whole number"]),
+            (
+                "--dtype f16 --loss-scale window=4294967296",
+                &["window=4294967296: a whole number up to 4294967295 is needed"],
+            ),
             ("--dtype f16 --loss-scale min=nan", &["min=nan: a number above 0"]),
             ("--dtype f16 --loss-scale initial=2,min=4", &["from 4", "the least"]),
             ("--dtype f16 --loss-scale hysteresis=0", &["number 0: at least 1"]),

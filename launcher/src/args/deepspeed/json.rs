@@ -9,9 +9,16 @@ use std::fmt;
 /// # Errors
 /// Where it stops to be JSON, or the key that stands twice, with line and column.
 pub fn parse(text: &str) -> Result<Value, String> {
+    // Editors of some systems begin a text with a mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    // What is JSON, and too large or too deep to be read.
+    let beyond = |e: &serde_json::Error| {
+        let told = e.to_string();
+        ["number out of range", "recursion limit exceeded"].iter().any(|begin| told.starts_with(begin))
+    };
     match serde_json::from_str::<Checked>(text) {
         Ok(Checked(value)) => Ok(value),
-        Err(e) if e.is_data() => Err(e.to_string()),
+        Err(e) if e.is_data() || beyond(&e) => Err(e.to_string()),
         Err(e) => Err(format!("{e}: it has to be JSON, without comments")),
     }
 }
@@ -87,6 +94,22 @@ mod tests {
     fn values_are_read_as_they_stand() {
         let text = r#"{"a": {"b": [1, -2, 5e8, "auto", null, true]}, "c": {}}"#;
         assert_eq!(parse(text).unwrap(), json!({"a": {"b": [1, -2, 5e8, "auto", null, true]}, "c": {}}));
+    }
+
+    #[test]
+    fn a_mark_of_an_editor_is_no_text() {
+        assert_eq!(parse("\u{feff}{\"a\": 1}").unwrap(), json!({"a": 1}));
+    }
+
+    #[test]
+    fn what_is_json_and_cannot_be_read_is_not_told_to_be_none() {
+        for (text, words) in [
+            ("{\"a\": 1e999}".to_owned(), "number out of range at line 1"),
+            ("[".repeat(200) + &"]".repeat(200), "recursion limit exceeded at line 1"),
+        ] {
+            let told = parse(&text).unwrap_err();
+            assert!(told.starts_with(words) && !told.contains("it has to be JSON"), "{told}");
+        }
     }
 
     #[test]
