@@ -111,7 +111,7 @@ fn a_configuration_that_does_not_fit_is_wrong_usage() {
     }
     bench
         .run("sbatch --nodes 2 -- train --deepspeed ds.json")
-        .refusal(2, &["x 2 ranks", "start 1 ranks, or take train_batch_size 128"]);
+        .refusal(2, &["x 2 ranks", "start 1 rank, or take train_batch_size 128"]);
     bench.nothing_left();
 }
 

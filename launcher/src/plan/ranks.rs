@@ -337,7 +337,11 @@ fn share(processors: usize, ranks: usize) -> usize {
 
 /// How to get so many ranks: those that something else has `started`, or will, are not `caravan`'s to choose.
 pub fn with_ranks(ranks: u64, started: bool) -> String {
-    if started { format!("start {ranks} ranks") } else { format!("take --ranks {ranks}") }
+    match (started, ranks) {
+        (true, 1) => "start 1 rank".to_owned(),
+        (true, _) => format!("start {ranks} ranks"),
+        (false, _) => format!("take --ranks {ranks}"),
+    }
 }
 
 /// Why `asked` ranks cannot be had where a launcher started others: also a shell that it gave to a user is one of them.

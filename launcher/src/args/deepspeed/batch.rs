@@ -6,6 +6,7 @@ use super::keys::Told;
 use super::words::push;
 use crate::human;
 use crate::plan::with_ranks;
+use collectives::MAX_SIZE;
 
 const ALL: &str = "train_batch_size";
 const ROWS: &str = "train_micro_batch_size_per_gpu";
@@ -50,18 +51,23 @@ impl Batch {
     pub fn of(self, flags: (usize, usize), world: usize, started: bool) -> Result<(usize, usize), String> {
         let (rows, steps) = flags;
         let Some(all) = self.all else { return Ok(flags) };
+        // Which is refused as the flag that it becomes.
+        if (self.rows && rows == 0) || (self.accumulate && steps == 0) {
+            return Ok(flags);
+        }
         match (self.rows, self.accumulate) {
             (true, true) => {
-                let product = rows.saturating_mul(steps);
-                if product.checked_mul(world) == Some(all) {
+                let product = rows.checked_mul(steps);
+                let made = product.and_then(|product| product.checked_mul(world));
+                if made == Some(all) {
                     return Ok(flags);
                 }
-                let made = product.saturating_mul(world);
-                let ranks = all.is_multiple_of(product.max(1)).then_some(all / product.max(1));
+                let ranks = product.and_then(|product| whole(all, product));
+                let make = made.map_or("more than can be counted".to_owned(), |made| made.to_string());
                 Err(format!(
-                    "{ALL} {all} is not {ROWS} {rows} x {STEPS} {steps} x {}, which make {made}: {}",
+                    "{ALL} {all} is not {ROWS} {rows} x {STEPS} {steps} x {}, which make {make}: {}",
                     human::several(world, "rank"),
-                    ways(ranks, &[made], started)
+                    ways(ranks, made.into_iter(), started)
                 ))
             }
             (true, false) => divided(all, (ROWS, rows), world, started, STEPS).map(|steps| (rows, steps)),
@@ -69,6 +75,11 @@ impl Batch {
             (false, false) => divided(all, (STEPS, 1), world, started, ROWS).map(|rows| (rows, 1)),
         }
     }
+}
+
+/// How many times `all` has `part`, if that is a whole number of times.
+fn whole(all: usize, part: usize) -> Option<usize> {
+    (part > 0 && all.is_multiple_of(part)).then(|| all / part)
 }
 
 /// What is left for the number that is missing.
@@ -79,31 +90,29 @@ fn divided(
     started: bool,
     missing: &str,
 ) -> Result<usize, String> {
-    let product = value.saturating_mul(world);
-    if product > 0 && all.is_multiple_of(product) {
-        return Ok(all / product);
+    let product = value.checked_mul(world);
+    if let Some(left) = product.and_then(|product| whole(all, product)) {
+        return Ok(left);
     }
-    // The nearest number of ranks by which it can be divided, and its nearest numbers that these ranks divide.
-    let whole = all.is_multiple_of(value.max(1)).then_some(all / value.max(1));
-    let fits = |whole: usize| {
-        let divides = |&ranks: &usize| whole.is_multiple_of(ranks);
-        (1..world).rev().find(divides).or_else(|| (world + 1..=whole).find(divides))
-    };
-    let down = all / product.max(1) * product;
-    let near = [down, down.saturating_add(product)];
+    // The nearest fewer ranks by which it can be divided, and its nearest numbers that these ranks divide.
+    let ranks = whole(all, value).and_then(|rest| (1..world).rev().find(|&ranks| rest.is_multiple_of(ranks)));
+    let down = product.map(|product| all / product * product);
+    let up = product.zip(down).and_then(|(product, down)| down.checked_add(product));
     Err(format!(
         "{ALL} {all} cannot be divided by {known} {value} x {} into a whole {missing}: {}",
         human::several(world, "rank"),
-        ways(whole.and_then(fits), if down > 0 { &near } else { &near[1..] }, started)
+        ways(ranks, down.filter(|&down| down > 0).into_iter().chain(up), started)
     ))
 }
 
-/// What would do.
-fn ways(ranks: Option<usize>, sums: &[usize], started: bool) -> String {
+/// What would do, of ranks as many as there can be.
+fn ways(ranks: Option<usize>, sums: impl Iterator<Item = usize>, started: bool) -> String {
+    let ranks = ranks.filter(|ranks| (1..=MAX_SIZE).contains(ranks));
     let ranks = ranks.map(|ranks| with_ranks(ranks as u64, started));
-    let sums: Vec<String> = sums.iter().map(usize::to_string).collect();
-    let sums = format!("take {ALL} {}", sums.join(" or "));
-    ranks.into_iter().chain([sums]).collect::<Vec<_>>().join(", or ")
+    let sums: Vec<String> = sums.map(|sum| sum.to_string()).collect();
+    let sums = (!sums.is_empty()).then(|| format!("take {ALL} {}", sums.join(" or ")));
+    let ways: Vec<String> = ranks.into_iter().chain(sums).collect();
+    if ways.is_empty() { "lower some of them".to_owned() } else { ways.join(", or ") }
 }
 
 #[cfg(test)]
@@ -124,6 +133,8 @@ mod tests {
         assert_eq!(of(Some(64), true, false, (4, 1), 4), (4, 4));
         assert_eq!(of(Some(64), false, true, (12, 4), 4), (4, 4));
         assert_eq!(of(Some(64), false, false, (12, 1), 4), (16, 1));
+        // What is refused as a flag's is not told to be some other number.
+        assert_eq!(of(Some(64), true, true, (0, 4), 4), (0, 4));
         // What nobody says is left to the flags.
         assert_eq!(of(None, true, true, (3, 5), 4), (3, 5));
         assert_eq!(of(None, false, false, (12, 1), 4), (12, 1));
@@ -156,6 +167,17 @@ mod tests {
                  or 16",
             ),
             (of(3, false, false, (12, 1), 4, false), "take --ranks 3, or take train_batch_size 4"),
+            (of(16, true, true, (16, 1), 2, true), "start 1 rank, or take train_batch_size 32"),
+            // No more ranks than there can be, and no numbers that there are not.
+            (of(1 << 20, true, true, (1, 1), 2, false), "x 2 ranks, which make 2: take train_batch_size 2"),
+            (
+                of(3, true, true, (usize::MAX, 2), 2, false),
+                "x 2 ranks, which make more than can be counted: lower some of them",
+            ),
+            (
+                of(3, true, false, (usize::MAX, 1), 2, false),
+                "gradient_accumulation_steps: lower some of them",
+            ),
         ] {
             assert!(told.ends_with(words), "{told}");
         }
