@@ -55,7 +55,7 @@ fn walk(
     for (key, value) in block.iter().filter(|(key, _)| !is_comment(key)) {
         let path = if above.is_empty() { key.clone() } else { format!("{above}.{key}") };
         let Some(Keys(_, rule)) = keys.iter().find(|Keys(names, _)| names.contains(&key.as_str())) else {
-            return Err(unknown(&path, key, keys));
+            return Err(unknown(above, key, keys));
         };
         // The value of a block that is none is read as such.
         match (rule, value) {
@@ -76,7 +76,10 @@ fn walk(
                 told.same.push(path)
             }
             (Rule::Off(_), value) if is_off(value) => told.ignore(&path, "it is switched off"),
-            (Rule::Only(_, instead) | Rule::Off(instead), value) => {
+            (Rule::Switched(_), value) if !is_switched_on(value) => {
+                told.ignore(&path, "it is switched off");
+            }
+            (Rule::Only(_, instead) | Rule::Off(instead) | Rule::Switched(instead), value) => {
                 return Err(format!("{path} {} is not supported: {instead}", shown(value)));
             }
             (Rule::Read, _) => {}
@@ -96,28 +99,59 @@ fn is(value: &Value, text: &str) -> bool {
 
 /// Whether a block has nothing, or says somewhere that it is not enabled, and nowhere that it is.
 fn is_off(value: &Value) -> bool {
-    fn enabled(value: &Value, is: bool) -> bool {
+    /// Whether some block in it has a switch that is so.
+    fn some(value: &Value, so: fn(&Value) -> bool) -> bool {
         let Value::Object(block) = value else { return false };
-        block.iter().any(|(key, value)| key == "enabled" && *value == Value::Bool(is) || enabled(value, is))
+        block.iter().any(|(key, value)| key == "enabled" && so(value) || some(value, so))
     }
     match value {
         Value::Null | Value::Bool(false) => true,
-        Value::Object(block) => block.is_empty() || enabled(value, false) && !enabled(value, true),
+        Value::Object(block) => {
+            block.is_empty() || some(value, is_off_or_auto) && !some(value, |value| !is_off_or_auto(value))
+        }
         _ => false,
     }
 }
 
+/// Whether a block is switched on by its own `enabled`, without which it is off.
+fn is_switched_on(value: &Value) -> bool {
+    match value {
+        Value::Object(block) => block.get("enabled").is_some_and(|value| !is_off_or_auto(value)),
+        value => !is_off(value),
+    }
+}
+
+/// Whether a switch is off, or left to flags, of which none switches it on.
+fn is_off_or_auto(value: &Value) -> bool {
+    value.is_null() || *value == false || *value == "auto"
+}
+
+/// A key's name as people find it: an odd one as it stands in the file.
+fn named(key: &str) -> String {
+    let odd = |c: char| c.is_whitespace() || c.is_control() || c == '"';
+    if key.is_empty() || key.contains(odd) { Value::from(key).to_string() } else { key.to_owned() }
+}
+
 /// What is said of a key that is not known here, with one that may have been meant.
-fn unknown(path: &str, key: &str, here: &[Keys]) -> String {
+fn unknown(above: &str, key: &str, here: &[Keys]) -> String {
+    let below = |name: &str| if above.is_empty() { name.to_owned() } else { format!("{above}.{name}") };
+    let path = below(&named(key));
+    let all = places(ALL, "");
+    // A path is no key.
+    if let Some((block, name)) = key.rsplit_once('.')
+        && all.contains(&key.to_owned())
+    {
+        return format!("{path} is no key of DeepSpeed's: take the key {name} in the block {block}");
+    }
     let names =
         |keys: &[Keys]| keys.iter().flat_map(|Keys(names, _)| names.iter().copied()).collect::<Vec<_>>();
     let alike = |name: &&str| strsim::jaro_winkler(key, name);
     let nearest = names(here).into_iter().max_by(|one, other| alike(one).total_cmp(&alike(other)));
     // The same name elsewhere says more than another one here.
-    let elsewhere = places(ALL, "").into_iter().find(|place| place.rsplit('.').next() == Some(key));
+    let elsewhere = all.into_iter().find(|place| place.rsplit('.').next() == Some(key));
     let meant = elsewhere.or_else(|| {
         let near = nearest.filter(|name| alike(name) >= ALIKE)?;
-        Some(path.rsplit_once('.').map_or(near.to_owned(), |(above, _)| format!("{above}.{near}")))
+        Some(below(near))
     });
     match meant {
         Some(meant) => format!("{path} is no key of DeepSpeed's: a similar one exists: {meant}"),
@@ -189,13 +223,38 @@ mod tests {
                             assert_eq!(told, format!("{path} 7 is not supported: {instead}"));
                         }
                         Rule::Off(instead) => {
-                            for off in
-                                [json!(null), json!(false), json!({}), json!({"enabled": false, "x": 1})]
-                            {
+                            for off in [
+                                json!(null),
+                                json!(false),
+                                json!({}),
+                                json!({"enabled": false, "x": 1}),
+                                json!({"x": {"enabled": "auto"}}),
+                            ] {
                                 assert_eq!(of(only(&path, off)).unwrap().ignored.len(), 1, "{path}");
                             }
+                            assert!(of(only(&path, json!({"x": 1}))).is_err(), "{path}");
                             let told = of(only(&path, json!({"enabled": true}))).unwrap_err();
                             assert_eq!(told, format!("{path} {{...}} is not supported: {instead}"));
+                        }
+                        Rule::Switched(instead) => {
+                            for off in [
+                                json!(null),
+                                json!(false),
+                                json!({}),
+                                json!({"enabled": false}),
+                                json!({"x": 1, "y": {"enabled": true}}),
+                                json!({"enabled": "auto", "x": "auto"}),
+                            ] {
+                                let told = of(only(&path, off)).unwrap();
+                                assert_eq!(
+                                    told.ignored,
+                                    [("it is switched off".to_owned(), vec![path.clone()])]
+                                );
+                            }
+                            for on in [json!({"enabled": true}), json!({"enabled": 1}), json!(true)] {
+                                let told = of(only(&path, on)).unwrap_err();
+                                assert!(told.ends_with(&format!(" is not supported: {instead}")), "{told}");
+                            }
                         }
                         Rule::Flag(flag) => {
                             let told = of(only(&path, json!(2))).unwrap();
@@ -235,6 +294,18 @@ mod tests {
         ] {
             let told = of(only(path, json!(1))).unwrap_err();
             assert!(told.contains(words), "{told}");
+        }
+        for (config, words) in [
+            (
+                json!({"zero_optimization.stage": 2}),
+                "zero_optimization.stage is no key of DeepSpeed's: take the key stage in the block zero_optimization",
+            ),
+            (json!({"fp16": {"fp16.enable": true}}), "fp16.fp16.enable is no key of DeepSpeed's: "),
+            (json!({"": 1}), "\"\" is no key of DeepSpeed's: leave it away"),
+            (json!({"fp16": {"a\nb": 1}}), "fp16.\"a\\nb\" is no key of DeepSpeed's: leave it away"),
+        ] {
+            let told = of(config).unwrap_err();
+            assert!(told.starts_with(words) && !told.contains("fp16.fp16.enabled"), "{told}");
         }
     }
 

@@ -13,6 +13,8 @@ pub enum Rule {
     Only(&'static [&'static str], &'static str),
     /// Something that there is not, unless it is switched off; and what would do.
     Off(&'static str),
+    /// The same of what its own `enabled` switches on.
+    Switched(&'static str),
     /// It has keys of its own.
     Block(&'static [Keys]),
 }
@@ -20,11 +22,13 @@ pub enum Rule {
 /// Keys for which the same holds.
 pub struct Keys(pub &'static [&'static str], pub Rule);
 
-use Rule::{Block, Flag, Ignored, Off, Only, Read};
+use Rule::{Block, Flag, Ignored, Off, Only, Read, Switched};
 
 const FALSE: &[&str] = &["false", "null"];
 const PARALLEL: &str = "ranks divide the data, and neither layers nor sequences: leave it away";
 const CURRICULUM: &str = "windows have one length, that of --seq: leave it away";
+const UNQUANTIZED: &str = "weights are trained as they are: leave it away";
+const CHECKPOINTS: &str = "take --checkpoint DIR, with --resume to go on";
 const QUANTIZED: &str = "what is sent has the type of --dtype: take false";
 const MEASURED: &str = "--metrics FILE has each step's loss, rate, norm and times";
 const TRACED: &str =
@@ -135,24 +139,25 @@ pub const ALL: &[Keys] = &[
     Keys(&["tensor_parallel"], Block(TENSOR_PARALLEL)),
     Keys(&["sequence_parallel_size"], Only(&["1", "null"], PARALLEL)),
     Keys(&["compile"], Block(COMPILE)),
-    Keys(&["expert_parallel"], Off(PARALLEL)),
-    Keys(&["torch_autocast", "amp"], Off(AMP)),
+    Keys(&["expert_parallel"], Switched(PARALLEL)),
+    Keys(&["torch_autocast", "amp"], Switched(AMP)),
     Keys(
         &["elasticity"],
-        Off("a run has as many ranks as it begins with, and --checkpoint with --resume goes on with others"),
+        Switched(
+            "a run has as many ranks as it begins with, and --checkpoint with --resume goes on with others",
+        ),
     ),
     Keys(
         &["autotuning"],
-        Off("'caravan plan' says what fits, and 'caravan bench tune' chooses algorithms: leave it away"),
+        Switched("'caravan plan' says what fits, and 'caravan bench tune' chooses algorithms: leave it away"),
     ),
-    Keys(&["data_efficiency", "curriculum_learning", "progressive_layer_drop"], Off(CURRICULUM)),
-    Keys(
-        &["compression_training", "quantize_training", "eigenvalue", "weight_quantization"],
-        Off("weights are trained as they are: leave it away"),
-    ),
+    Keys(&["data_efficiency", "curriculum_learning", "progressive_layer_drop"], Switched(CURRICULUM)),
+    Keys(&["eigenvalue"], Switched(UNQUANTIZED)),
+    Keys(&["compression_training", "quantize_training", "weight_quantization"], Off(UNQUANTIZED)),
     Keys(&["sparse_attention"], Off("attention is to all earlier tokens: leave it away")),
-    Keys(&["hybrid_engine"], Off("it trains, and generates one sample at the end: leave it away")),
-    Keys(&["nebula", "datastates_ckpt"], Off("take --checkpoint DIR, with --resume to go on")),
+    Keys(&["hybrid_engine"], Switched("it trains, and generates one sample at the end: leave it away")),
+    Keys(&["nebula"], Switched(CHECKPOINTS)),
+    Keys(&["datastates_ckpt"], Off(CHECKPOINTS)),
     Keys(&["graph_harvesting"], Only(FALSE, "--cuda-graphs launches kernels as graphs: take false")),
 ];
 
