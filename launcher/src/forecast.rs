@@ -77,8 +77,8 @@ impl Forecast {
         if !(1..=MAX_SIZE).contains(&world) {
             return Err(Failure::usage(format!("--ranks {world}: a run has from 1 to {MAX_SIZE} ranks")));
         }
-        plan::check_anywhere(args, world)?;
         let args = &*args.for_ranks(world, false)?;
+        plan::check_anywhere(args, world)?;
         let joined = Joined::new(args, world)?;
         device::check_flags(&args.device, joined.nccl, args.ranks.share_gpus)?;
         let device = Device::elsewhere(&args.device);

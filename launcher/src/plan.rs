@@ -378,13 +378,13 @@ impl TrainPlan {
     }
 }
 
-/// What can be said of a training by `world` ranks on any machine, whatever its files hold.
+/// What can be said of a training by `world` ranks, with the flags that it has for so many, on any machine and whatever its
+/// files hold.
 ///
 /// # Errors
 /// Numbers that make no sense, a sequence that a known model does not take, too long a step, random tokens beside files,
 /// and outputs in each other's way.
 pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
-    let args = &*args.for_ranks(world, false)?;
     Numbers::check(args, world)?;
     Checkpoints::check_flags(args)?;
     Traced::asked(args, 0)?;
