@@ -15,7 +15,7 @@ pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
 pub use ranks::{Ranks, UNASKED, of_a_shell, unasked_threads, with_ranks};
-pub use scaling::told as scaling_told;
+pub use scaling::{read as scaling_read, told as scaling_told};
 pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
 pub use traced::Traced;

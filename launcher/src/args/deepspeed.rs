@@ -12,6 +12,7 @@ mod words;
 use super::{DeviceKind, Number, Precision, TrainArgs};
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::plan::scaling_read;
 use batch::Batch;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
@@ -63,10 +64,13 @@ impl File {
             Ok(File { path: path.to_owned(), told, batch })
         });
         let mut file = file.map_err(|e| format!("{name}: {e}"))?;
+        for word in &mut file.told.words {
+            word.typed = is_typed(typed, &id(word.flag));
+        }
         for word in &file.told.words {
             file.compare(word, command, typed)?;
         }
-        file.told.words.retain(|word| word.said.is_some() || !is_typed(typed, &id(word.flag)));
+        file.told.words.retain(|word| word.said.is_some() || !word.typed);
         Ok(file)
     }
 
@@ -78,7 +82,7 @@ impl File {
             return Ok(());
         };
         let raw = typed.get_raw(arg.get_id().as_str()).and_then(|mut all| all.next_back());
-        let Some(raw) = raw.filter(|_| is_typed(typed, arg.get_id().as_str())) else { return Ok(()) };
+        let Some(raw) = raw.filter(|_| word.typed) else { return Ok(()) };
         let (raw, flag) = (raw.to_string_lossy(), word.flag);
         if same(arg, &raw, &word.value) {
             return Ok(());
@@ -92,9 +96,10 @@ impl File {
         ))
     }
 
-    /// The words of a command line that it stands for.
+    /// The words that it adds to a command line: a flag stands there once, which says the same where it was typed.
     pub fn words(&self) -> impl Iterator<Item = String> {
-        self.told.words.iter().map(|word| format!("{}={}", word.flag, word.value))
+        let added = self.told.words.iter().filter(|word| !word.typed);
+        added.map(|word| format!("{}={}", word.flag, word.value))
     }
 
     /// A sentence that begins with a flag that the file has said, with where it is said.
@@ -220,10 +225,12 @@ fn same(arg: &Arg, one: &str, other: &str) -> bool {
     };
     let number = |text: &str| text.parse::<f64>().ok();
     let bytes = |text: &str| human::parse_bytes(text).ok().filter(|_| *arg.get_id() == "bucket_size");
+    let scaling = |text: &str| scaling_read(text).ok().filter(|_| *arg.get_id() == "loss_scale");
     one == other
         || named(one).is_some_and(|name| named(other) == Some(name))
         || number(one).is_some_and(|value| number(other) == Some(value))
         || bytes(one).is_some_and(|value| bytes(other) == Some(value))
+        || scaling(one).is_some_and(|value| scaling(other) == Some(value))
 }
 
 #[cfg(test)]

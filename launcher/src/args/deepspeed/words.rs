@@ -19,17 +19,19 @@ pub struct Word {
     pub said: Option<String>,
     /// What is to be known of it.
     pub remark: &'static str,
+    /// Whether the flag was typed, too.
+    pub typed: bool,
 }
 
 impl Word {
     /// What a key says.
     pub fn new(flag: &'static str, value: String, key: &str, said: &Value) -> Self {
-        Word { flag, value, key: key.to_owned(), said: Some(shown(said)), remark: "" }
+        Word { flag, value, key: key.to_owned(), said: Some(shown(said)), remark: "", typed: false }
     }
 
     /// What DeepSpeed takes where a key says nothing.
     pub fn unsaid(flag: &'static str, value: &str, key: &str) -> Self {
-        Word { flag, value: value.to_owned(), key: key.to_owned(), said: None, remark: "" }
+        Word { flag, value: value.to_owned(), key: key.to_owned(), said: None, remark: "", typed: false }
     }
 }
 
@@ -52,7 +54,7 @@ pub struct Beside {
 /// The first value that is not of its type, or not supported.
 pub fn read(document: &Document, beside: &Beside, told: &mut Told) -> Result<(), String> {
     stage(document, told)?;
-    dtype(document, told)?;
+    dtype(document, &beside.dtype, told)?;
     let dtype = outcome(told, "--dtype", &beside.dtype);
     scale(document, dtype == "f16", told)?;
     communication(document, &dtype, told)?;
@@ -116,18 +118,28 @@ fn stage(document: &Document, told: &mut Told) -> Result<(), String> {
     Ok(())
 }
 
-fn dtype(document: &Document, told: &mut Told) -> Result<(), String> {
+fn dtype(document: &Document, (flag, typed): &(String, bool), told: &mut Told) -> Result<(), String> {
     if document.has("bf16") && document.has("bfloat16") {
         return Err("bf16 and bfloat16 are the same: take bf16 alone".to_owned());
     }
     let half = "fp16.enabled";
     let bf16 = if document.has("bfloat16") { "bfloat16.enabled" } else { "bf16.enabled" };
+    let left = |off, name| match (flag == name, typed) {
+        (true, true) => Err(format!(
+            "{off} false, and --dtype {name} says something else: take another --dtype, or {off} \"auto\""
+        )),
+        (true, false) => Ok((off, Some("f32"))),
+        (false, _) => Ok(("", None)),
+    };
     let (key, dtype) = match (document.switch(half)?, document.switch(bf16)?) {
         (Said::Value(true), Said::Value(true)) => {
             return Err(format!("{half} and {bf16} are both true: take one of them"));
         }
         (Said::Value(true), _) => (half, Some("f16")),
         (_, Said::Value(true)) => (bf16, Some("bf16")),
+        // The other one is left to the flag, and this one is not.
+        (Said::Auto, Said::Value(false)) => left(bf16, "bf16")?,
+        (Said::Value(false), Said::Auto) => left(half, "f16")?,
         (Said::Auto, _) | (_, Said::Auto) => ("", None),
         (Said::Value(false), _) => (half, Some("f32")),
         (_, Said::Value(false)) => (bf16, Some("f32")),
@@ -195,7 +207,14 @@ fn scale(document: &Document, half: bool, told: &mut Told) -> Result<(), String>
             let fixed = document.get(key).filter(|_| fixed != Said::Auto).map(|_| key);
             let key = fixed.into_iter().chain(set).collect::<Vec<_>>().join(", ");
             let said = Some(String::new());
-            told.words.push(Word { flag: "--loss-scale", value: changing, key, said, remark: "" });
+            told.words.push(Word {
+                flag: "--loss-scale",
+                value: changing,
+                key,
+                said,
+                remark: "",
+                typed: false,
+            });
         }
         Said::Value(_) => {
             push(document, told, ("--loss-scale", key), Said::Value("dynamic".to_owned()), None)

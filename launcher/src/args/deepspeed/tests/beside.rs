@@ -29,17 +29,73 @@ fn a_flag_that_says_something_else_is_refused_with_both() {
         let told = refusal(config, flags);
         assert!(told.starts_with(words), "{told}");
     }
-    // The same in other words is the same.
+}
+
+#[test]
+fn a_flag_that_says_the_same_in_other_words_is_typed_once() {
+    let fp16 = r#"{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000,
+        "hysteresis": 2, "min_loss_scale": 1}}"#;
     for (config, flags) in [
+        (r#"{"zero_optimization": {"stage": 2}}"#, "--stage 2"),
+        (r#"{"gradient_clipping": 1}"#, "--clip 1.0"),
         (r#"{"train_micro_batch_size_per_gpu": 16}"#, "--micro-batch 16"),
         (r#"{"bf16": {"enabled": true}}"#, "--dtype BFloat16"),
+        (r#"{"fp16": {"enabled": true}}"#, "--dtype float16"),
         (r#"{"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}"#, "--lr 1e-3"),
         (r#"{"zero_optimization": {"reduce_bucket_size": 1048576}}"#, "--bucket-size 4M"),
         (r#"{"zero_optimization": {"reduce_bucket_size": 1048576}}"#, "--bucket-size 2M --dtype bf16"),
         (r#"{"scheduler": {"type": "WarmupLR"}}"#, "--schedule warmuplr"),
+        (fp16, "--loss-scale dynamic"),
+        (fp16, "--loss-scale initial=65536"),
+        (r#"{"fp16": {"enabled": true, "loss_scale": 0}}"#, "--loss-scale window=1000,hysteresis=2"),
     ] {
-        assert!(read(config, flags).is_ok(), "{config} {flags}");
+        let args = train(config, flags).unwrap_or_else(|e| panic!("{config} {flags}: {e}"));
+        // What the file says is told all the same.
+        let flag = flags.split_once(' ').unwrap().0;
+        assert!(args.configuration.unwrap().lines((1, 1), 1).contains(&format!(" as {flag} ")), "{flags}");
     }
+    let told = train(fp16, "--loss-scale initial=4096").unwrap_err();
+    assert!(told.starts_with("--loss-scale initial=4096, and ds.json says fp16.loss_scale, "), "{told}");
+}
+
+#[test]
+fn a_type_that_is_switched_off_is_not_trained_in() {
+    let (half, bf16) = (
+        r#"{"fp16": {"enabled": "auto"}, "bf16": {"enabled": false}}"#,
+        r#"{"fp16": {"enabled": false}, "bf16": {"enabled": "auto"}}"#,
+    );
+    for (config, flags, dtype) in [
+        (half, "", "f32"),
+        (half, "--dtype fp16", "f16"),
+        (half, "--dtype f32", "f32"),
+        (bf16, "", "bf16"),
+        (bf16, "--dtype bf16", "bf16"),
+        (bf16, "--dtype f32", "f32"),
+    ] {
+        let args = train(config, flags).unwrap_or_else(|e| panic!("{config} {flags}: {e}"));
+        assert_eq!(args.dtype.name(), dtype, "{config} {flags}");
+    }
+    for (config, flags, words) in [
+        (
+            half,
+            "--dtype bf16",
+            "bf16.enabled false, and --dtype bf16 says something else: take another --dtype, or bf16.enabled \"auto\"",
+        ),
+        (bf16, "--dtype half", "fp16.enabled false, and --dtype f16 says something else"),
+    ] {
+        let told = train(config, flags).unwrap_err();
+        assert!(told.starts_with("ds.json: ") && told.contains(words), "{told}");
+    }
+}
+
+#[test]
+fn what_a_file_leaves_to_defaults_is_not_told_to_change_nothing() {
+    let config = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}"#;
+    let args = train(config, "--warmup 0").unwrap();
+    assert!(crate::plan::check_anywhere(&args, 2).is_ok());
+    let args = train(config, "--schedule-steps 5").unwrap();
+    let told = crate::plan::check_anywhere(&args, 2).unwrap_err().to_string();
+    assert!(told.starts_with("--schedule-steps 5 with --schedule WarmupLR, which never"), "{told}");
 }
 
 #[test]
