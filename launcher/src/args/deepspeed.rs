@@ -211,6 +211,7 @@ fn beside(typed: &ArgMatches) -> Beside {
         dtype: value("dtype", typed.get_one::<Precision>("dtype").map(|dtype| dtype.name().to_owned())),
         stage: value("stage", typed.get_one::<String>("stage").cloned()),
         lr: value("lr", typed.get_one::<Number>("lr").map(Number::to_string)),
+        decay: value("weight_decay", typed.get_one::<Number>("weight_decay").map(Number::to_string)),
     }
 }
 

@@ -35,6 +35,9 @@ impl<T> Said<T> {
 /// A configuration.
 pub struct Document(pub Value);
 
+/// The largest whole number, up to which f64 has all of them: any may be written as 5e8.
+const MOST: usize = 1 << 53;
+
 /// A value as it stands in the file.
 pub fn shown(value: &Value) -> String {
     match value {
@@ -46,6 +49,8 @@ pub fn shown(value: &Value) -> String {
 
 /// A number as people write it, and flags take it, with all digits that tell it from others.
 pub fn plain(number: f64) -> String {
+    // Of the two zeros the one that has no sign.
+    let number = number + 0.0;
     match number.abs() {
         1e-4.. | 0.0 => number.to_string(),
         _ => format!("{number:e}"),
@@ -68,6 +73,11 @@ impl Document {
         self.get(path).is_some_and(|value| !value.is_null())
     }
 
+    /// Whether keys are there.
+    pub fn is_block(&self, path: &str) -> bool {
+        self.get(path).is_some_and(Value::is_object)
+    }
+
     /// What is said at a path, of the kind that `read` takes; null says nothing.
     fn said<T>(
         &self,
@@ -87,15 +97,29 @@ impl Document {
 
     /// A whole number, which may be written as 5e8.
     pub fn whole(&self, path: &str) -> Result<Said<usize>, String> {
-        self.said(path, "a whole number from 0", |value| {
-            let whole = |x: f64| (x >= 0.0 && x.fract() == 0.0 && x <= 2f64.powi(53)).then_some(x as usize);
-            value.as_u64().map(|x| x as usize).or_else(|| whole(value.as_f64()?))
+        self.whole_to(path, MOST)
+    }
+
+    fn whole_to(&self, path: &str, most: usize) -> Result<Said<usize>, String> {
+        let whole = |value: &Value| value.as_f64().filter(|x| *x >= 0.0 && x.fract() == 0.0);
+        let needed = match self.get(path).and_then(whole) {
+            Some(_) => format!("a whole number up to {most}"),
+            None => "a whole number from 0".to_owned(),
+        };
+        self.said(path, &needed, |value| {
+            let count = value.as_u64().map(|x| x as usize).or_else(|| whole(value).map(|x| x as usize));
+            count.filter(|count| *count <= most)
         })
     }
 
     /// One that is not 0.
     pub fn count(&self, path: &str) -> Result<Said<usize>, String> {
-        match self.whole(path)? {
+        self.count_to(path, MOST)
+    }
+
+    /// One that is not 0, nor above `most`.
+    pub fn count_to(&self, path: &str, most: usize) -> Result<Said<usize>, String> {
+        match self.whole_to(path, most)? {
             Said::Value(0) => Err(format!("{path} 0: it must be at least 1")),
             said => Ok(said),
         }
@@ -132,9 +156,16 @@ mod tests {
 
     #[test]
     fn numbers_are_written_shortly_with_all_digits_that_tell_them_from_others() {
-        let written = [1e-8, 0.001, 0.0, 5e8, 2f64.powi(100), 0.1 + 0.2].map(plain);
-        let words =
-            ["1e-8", "0.001", "0", "500000000", "1267650600228229400000000000000", "0.30000000000000004"];
+        let written = [1e-8, 0.001, 0.0, -0.0, 5e8, 2f64.powi(100), 0.1 + 0.2].map(plain);
+        let words = [
+            "1e-8",
+            "0.001",
+            "0",
+            "0",
+            "500000000",
+            "1267650600228229400000000000000",
+            "0.30000000000000004",
+        ];
         assert_eq!(written, words);
     }
 
@@ -142,6 +173,7 @@ mod tests {
     fn values_have_the_types_that_are_asked_for_or_are_told_with_what_is_needed() {
         let of = |value: Value| Document(json!({"a": {"b": value}}));
         assert_eq!(of(json!(5e8)).whole("a.b"), Ok(Said::Value(500_000_000)));
+        assert_eq!(of(json!(1u64 << 53)).whole("a.b"), Ok(Said::Value(1 << 53)));
         assert_eq!(of(json!("auto")).whole("a.b"), Ok(Said::Auto));
         assert_eq!(
             (of(json!(null)).number("a.b"), of(json!(1)).number("a.c")),
@@ -151,6 +183,15 @@ mod tests {
         assert_eq!(of(json!([0.9, 0.95])).pair("a.b"), Ok(Said::Value([0.9, 0.95])));
         for (told, words) in [
             (of(json!(1.5)).whole("a.b").unwrap_err(), "a.b 1.5: a whole number from 0 is needed"),
+            (
+                of(json!(1e30)).whole("a.b").unwrap_err(),
+                "a.b 1000000000000000000000000000000: a whole number up to 9007199254740992 is needed",
+            ),
+            (
+                of(json!(u64::MAX)).count("a.b").unwrap_err(),
+                "a.b 18446744073709551615: a whole number up to 9007199254740992 is needed",
+            ),
+            (of(json!(9)).count_to("a.b", 8).unwrap_err(), "a.b 9: a whole number up to 8 is needed"),
             (of(json!(-1)).whole("a.b").unwrap_err(), "a.b -1: a whole number from 0 is needed"),
             (of(json!(0)).count("a.b").unwrap_err(), "a.b 0: it must be at least 1"),
             (of(json!("1e-3")).number("a.b").unwrap_err(), "a.b \"1e-3\": a number is needed"),

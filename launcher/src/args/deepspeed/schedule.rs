@@ -25,13 +25,16 @@ fn param(name: &str) -> String {
 /// One that there is not.
 pub fn schedule_type(document: &Document) -> Result<Option<&'static str>, String> {
     let key = "scheduler.type";
-    let Some(kind) = document.text(key)?.value() else {
-        return match document.has("scheduler") {
-            true => {
-                Err(format!("{key} is not there: take \"WarmupLR\", \"WarmupDecayLR\" or \"WarmupCosineLR\""))
-            }
-            false => Ok(None),
-        };
+    let kind = match document.text(key)? {
+        Said::Value(kind) => kind,
+        Said::Auto => "auto".to_owned(),
+        Said::Absent if document.is_block("scheduler") => {
+            return Err(format!(
+                "{key} is not there: take \"WarmupLR\", \"WarmupDecayLR\" or \"WarmupCosineLR\""
+            ));
+        }
+        // What is no block is told as such.
+        Said::Absent => return Ok(None),
     };
     match SCHEDULES.iter().find(|(name, _)| *name == kind) {
         Some((name, _)) => Ok(Some(name)),

@@ -46,6 +46,8 @@ pub struct Beside {
     pub stage: (String, bool),
     /// As --lr.
     pub lr: (String, bool),
+    /// As --weight-decay.
+    pub decay: (String, bool),
 }
 
 /// Reads what the table leaves to be read together.
@@ -60,7 +62,7 @@ pub fn read(document: &Document, beside: &Beside, told: &mut Told) -> Result<(),
     communication(document, &dtype, told)?;
     buckets(document, &dtype, beside, told)?;
     offload(document, beside, told)?;
-    optimizer(document, told)?;
+    optimizer(document, beside, told)?;
     schedule::read(document, beside, told)?;
     // Which a script would bring with it.
     let brought = ["optimizer", "scheduler"].into_iter().filter(|block| !document.has(block));
@@ -170,57 +172,51 @@ fn scale(document: &Document, half: bool, told: &mut Told) -> Result<(), String>
         "fp16.min_loss_scale",
         "fp16.consecutive_hysteresis",
     ];
-    let settings = [power, window, hysteresis, least, consecutive];
+    // What the flags are left to say is told already.
+    let there = |key: &&str| document.get(key).is_some_and(|value| value != "auto");
+    let set: Vec<&str> = [power, window, hysteresis, least, consecutive].into_iter().filter(there).collect();
     let fixed = document.number(key)?;
+    if let Said::Value(fixed) = fixed
+        && fixed < 0.0
+    {
+        return Err(format!("{key} {fixed}: it must be above 0, or 0 for one that changes"));
+    }
+    // Settings that nothing is made of may be what they like, as for DeepSpeed.
+    if !half {
+        let all = [key].into_iter().filter(there).chain(set);
+        all.for_each(|key| told.ignore(key, "losses are scaled in f16 only"));
+        return Ok(());
+    }
+    if let Said::Value(fixed) = fixed
+        && fixed > 0.0
+    {
+        set.iter().for_each(|key| told.ignore(key, "fp16.loss_scale is fixed"));
+        let remark = "two overflows in a row end the run, where DeepSpeed goes on skipping";
+        let value = document.get(key).map(|said| Word::new("--loss-scale", plain(fixed), key, said));
+        told.words.extend(value.map(|word| Word { remark, ..word }));
+        return Ok(());
+    }
+    if set.is_empty() {
+        push(document, told, ("--loss-scale", key), fixed.map(|_| "dynamic".to_owned()), None);
+        return Ok(());
+    }
+    let most = u32::MAX as usize;
     let initial = document.whole(power)?.value().unwrap_or(16);
     if initial > 127 {
         return Err(format!("{power} {initial}: f32 has powers of two up to 127"));
     }
-    let changing = format!(
+    let value = format!(
         "initial={},window={},hysteresis={},min={},consecutive={}",
         2f64.powi(initial as i32),
-        document.count(window)?.value().unwrap_or(1000),
-        document.count(hysteresis)?.value().unwrap_or(2),
+        document.count_to(window, most)?.value().unwrap_or(1000),
+        document.count_to(hysteresis, most)?.value().unwrap_or(2),
         document.count(least)?.value().unwrap_or(1),
         if document.switch(consecutive)?.value().unwrap_or(false) { "on" } else { "off" },
     );
-    // What the flags are left to say is told already.
-    let there = |key: &&str| document.get(key).is_some_and(|value| value != "auto");
-    let set: Vec<&str> = settings.into_iter().filter(there).collect();
-    let unused = match fixed {
-        _ if !half => Some("losses are scaled in f16 only"),
-        Said::Value(fixed) if fixed != 0.0 => Some("fp16.loss_scale is fixed"),
-        _ => None,
-    };
-    if let Some(why) = unused {
-        set.iter().for_each(|key| told.ignore(key, why));
-    }
-    match fixed {
-        Said::Value(fixed) if fixed < 0.0 => {
-            return Err(format!("{key} {fixed}: it must be above 0, or 0 for one that changes"));
-        }
-        Said::Value(_) if !half => told.ignore(key, "losses are scaled in f16 only"),
-        Said::Value(fixed) if fixed > 0.0 => {
-            push(document, told, ("--loss-scale", key), Said::Value(plain(fixed)), None);
-        }
-        _ if half && !set.is_empty() => {
-            let fixed = document.get(key).filter(|_| fixed != Said::Auto).map(|_| key);
-            let key = fixed.into_iter().chain(set).collect::<Vec<_>>().join(", ");
-            let said = Some(String::new());
-            told.words.push(Word {
-                flag: "--loss-scale",
-                value: changing,
-                key,
-                said,
-                remark: "",
-                typed: false,
-            });
-        }
-        Said::Value(_) => {
-            push(document, told, ("--loss-scale", key), Said::Value("dynamic".to_owned()), None)
-        }
-        _ => {}
-    }
+    let fixed = document.get(key).filter(|_| fixed != Said::Auto).map(|_| key);
+    let key = fixed.into_iter().chain(set).collect::<Vec<_>>().join(", ");
+    let said = Some(String::new());
+    told.words.push(Word { flag: "--loss-scale", value, key, said, remark: "", typed: false });
     Ok(())
 }
 
@@ -253,17 +249,23 @@ fn buckets(document: &Document, dtype: &str, beside: &Beside, told: &mut Told) -
     let bytes = elements.map(|elements| elements.saturating_mul(size).to_string());
     push(document, told, ("--bucket-size", key), bytes, None);
     let stage = outcome(told, "--stage", &beside.stage);
-    for key in ["zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.prefetch_bucket_size"] {
+    let names = ["stage3_prefetch_bucket_size", "prefetch_bucket_size"];
+    let names = names.map(|name| format!("zero_optimization.{name}"));
+    if let [one, other] = &names
+        && document.has(one)
+        && document.has(other)
+    {
+        return Err(format!("{one} and {other} are the same: take {one} alone"));
+    }
+    for key in &names {
         match document.whole(key)? {
             Said::Absent | Said::Auto => {}
-            Said::Value(0) if stage == "3" => {
+            Said::Value(_) if stage != "3" => told.ignore(key, "nothing is gathered before stage 3"),
+            Said::Value(0) => {
                 push(document, told, ("--prefetch", key), Said::Value("off".to_owned()), None);
             }
             Said::Value(_) => {
-                told.ignore(
-                    key,
-                    "at stage 3 one unit is gathered ahead, whatever its size (0 turns that off)",
-                );
+                told.ignore(key, "one unit is gathered ahead, whatever its size (0 turns that off)")
             }
         }
     }
@@ -272,10 +274,15 @@ fn buckets(document: &Document, dtype: &str, beside: &Beside, told: &mut Told) -
 
 /// The devices that a key may name.
 fn place(document: &Document, block: &str, old: &str) -> Result<Option<(String, String)>, String> {
-    let (key, old) = (format!("zero_optimization.{block}.device"), format!("zero_optimization.{old}"));
-    if let Said::Value(true) = document.switch(&old)? {
+    let (block, old) = (format!("zero_optimization.{block}"), format!("zero_optimization.{old}"));
+    let switch = document.switch(&old)?;
+    if matches!(switch, Said::Value(_)) && document.has(&block) {
+        return Err(format!("{old} is an older form of {block}: take {block} alone"));
+    }
+    if let Said::Value(true) = switch {
         return Ok(Some((old, "cpu".to_owned())));
     }
+    let key = format!("{block}.device");
     match document.text(&key)? {
         Said::Value(device) if ["none", "cpu", "nvme"].contains(&&*device) => Ok(Some((key, device))),
         Said::Value(device) => Err(format!("{key} \"{device}\": \"none\" and \"cpu\" are supported")),
@@ -316,27 +323,19 @@ fn offload(document: &Document, beside: &Beside, told: &mut Told) -> Result<(), 
     Ok(())
 }
 
-fn optimizer(document: &Document, told: &mut Told) -> Result<(), String> {
+fn optimizer(document: &Document, beside: &Beside, told: &mut Told) -> Result<(), String> {
     let Some(kind) = optimizer_type(document)? else { return Ok(()) };
     told.same.push("optimizer.type".to_owned());
     let param = |name: &str| format!("optimizer.params.{name}");
     let torch = document.switch(&param("torch_adam"))?;
-    // Which has a default of its own.
-    let usual = if torch == Said::Value(true) { "0.01" } else { "0" };
-    let decay = document.number(&param("weight_decay"))?;
+    // An Adam whose weights decay by the gradient.
+    let mut other = None;
     for name in ["adam_w_mode", "adamw_mode"] {
         let key = param(name);
         match document.switch(&key)? {
             Said::Absent | Said::Auto => {}
-            Said::Value(false)
-                if kind == "adam" && decay != Said::Value(0.0) && (decay != Said::Absent || usual != "0") =>
-            {
-                return Err(format!(
-                    "{key} false is not supported: weights decay beside the gradient, as AdamW's: take true, or \
-                     weight_decay 0, with which both are the same"
-                ));
-            }
-            _ => told.same.push(key),
+            Said::Value(false) if kind == "adam" => other = Some(key),
+            Said::Value(_) => told.same.push(key),
         }
     }
     if torch != Said::Absent {
@@ -350,12 +349,25 @@ fn optimizer(document: &Document, told: &mut Told) -> Result<(), String> {
     if !document.has(&param("eps")) {
         told.words.push(Word::unsaid("--eps", "1e-8", &param("eps")));
     }
-    let before = told.words.len();
-    let some = decay != Said::Value(0.0) && (decay != Said::Absent || usual != "0");
-    push(document, told, ("--weight-decay", &param("weight_decay")), decay.map(plain), Some(usual));
-    if let Some(word) = told.words.get_mut(before).filter(|_| some) {
+    // PyTorch's AdamW has a default of its own, and its Adam DeepSpeed's.
+    let usual = if torch == Said::Value(true) && other.is_none() { "0.01" } else { "0" };
+    let (key, before) = (param("weight_decay"), told.words.len());
+    let decay = document.number(&key)?;
+    let flag = decay.clone().value().is_none();
+    push(document, told, ("--weight-decay", &key), decay.map(plain), Some(usual));
+    let none = |value: &str| value.parse() == Ok(0.0);
+    if let Some(word) = told.words.get_mut(before).filter(|word| !none(&word.value)) {
         word.remark = "of matrices and embeddings: norms have none";
     }
+    let Some(other) = other else { return Ok(()) };
+    if !none(&outcome(told, "--weight-decay", &beside.decay)) {
+        let without = if flag { "--weight-decay 0" } else { "weight_decay 0" };
+        return Err(format!(
+            "{other} false is not supported: weights decay beside the gradient, as AdamW's: take true, or {without}, with \
+             which both are the same"
+        ));
+    }
+    told.same.push(other);
     Ok(())
 }
 
@@ -365,11 +377,14 @@ fn optimizer(document: &Document, told: &mut Told) -> Result<(), String> {
 /// One that there is not.
 pub fn optimizer_type(document: &Document) -> Result<Option<String>, String> {
     let key = "optimizer.type";
-    let Some(kind) = document.text(key)?.value() else {
-        return match document.has("optimizer") {
-            true => Err(format!("{key} is not there: take \"AdamW\"")),
-            false => Ok(None),
-        };
+    let kind = match document.text(key)? {
+        Said::Value(kind) => kind,
+        Said::Auto => "auto".to_owned(),
+        Said::Absent if document.is_block("optimizer") => {
+            return Err(format!("{key} is not there: take \"AdamW\""));
+        }
+        // What is no block is told as such.
+        Said::Absent => return Ok(None),
     };
     match kind.to_lowercase().as_str() {
         known @ ("adam" | "adamw") => Ok(Some(known.to_owned())),

@@ -89,6 +89,33 @@ fn a_type_that_is_switched_off_is_not_trained_in() {
 }
 
 #[test]
+fn an_adam_whose_weights_decay_by_the_gradient_is_taken_where_they_do_not_decay() {
+    let of = |more: &str| {
+        format!(r#"{{"optimizer": {{"type": "Adam", "params": {{"adam_w_mode": false{more}}}}}}}"#)
+    };
+    let torch = of(r#", "torch_adam": true"#);
+    let auto = of(r#", "weight_decay": "auto""#);
+    // PyTorch's Adam has no decay of its own, either.
+    for (config, flags) in
+        [(&of(""), ""), (&torch, ""), (&auto, "--weight-decay 0.0"), (&of(r#", "weight_decay": 0"#), "")]
+    {
+        let args = train(config, flags).unwrap_or_else(|e| panic!("{config} {flags}: {e}"));
+        assert_eq!(args.weight_decay.value(), 0.0, "{config} {flags}");
+        assert!(args.configuration.unwrap().lines((1, 1), 1).contains("adam_w_mode"), "{config}");
+    }
+    for (config, flags, words) in [
+        (&auto, "", "take true, or --weight-decay 0, with which both are the same"),
+        (&auto, "--weight-decay 0.01", "take true, or --weight-decay 0, with"),
+        (&torch, "--weight-decay 0.01", "take true, or --weight-decay 0, with"),
+        (&of(r#", "weight_decay": 0.01"#), "", "take true, or weight_decay 0, with"),
+    ] {
+        let told = train(config, flags).unwrap_err();
+        assert!(told.contains("optimizer.params.adam_w_mode false is not supported"), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+}
+
+#[test]
 fn what_a_file_leaves_to_defaults_is_not_told_to_change_nothing() {
     let config = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}"#;
     let args = train(config, "--warmup 0").unwrap();

@@ -211,4 +211,42 @@ fn losses_are_scaled_as_the_file_says() {
         "--loss-scale=initial=16,window=500,hysteresis=2,min=1,consecutive=on"
     );
     assert_eq!(said(r#"{"fp16": {"enabled": false, "initial_scale_power": 4}}"#, ""), "--dtype=f32");
+    // As DeepSpeed checks those only that it uses.
+    assert_eq!(
+        of(r#", "loss_scale": 128, "min_loss_scale": 0, "initial_scale_power": 200"#),
+        "--loss-scale=128"
+    );
+    for unused in [
+        r#"{"bf16": {"enabled": true}, "fp16": {"enabled": false, "loss_scale_window": 0}}"#,
+        r#"{"bf16": {"enabled": true}, "fp16": {"initial_scale_power": 200, "hysteresis": 99999999999}}"#,
+    ] {
+        let file = read(unused, "").unwrap();
+        assert!(file.told.ignored.iter().any(|(why, _)| why == "losses are scaled in f16 only"), "{unused}");
+    }
+    // Which goes on where this would not.
+    let fixed = read(r#"{"fp16": {"enabled": true, "loss_scale": 128}}"#, "").unwrap();
+    let words = "fp16.loss_scale as --loss-scale 128 (two overflows in a row end the run, where DeepSpeed goes on skipping)";
+    assert!(fixed.lines((1, 1), 1).contains(words));
+}
+
+#[test]
+fn what_changes_nothing_is_ignored_for_the_reason_that_holds() {
+    for (config, key, reason) in [
+        (
+            r#"{"zero_optimization": {"stage": 2, "stage3_prefetch_bucket_size": 0}}"#,
+            "zero_optimization.stage3_prefetch_bucket_size",
+            "nothing is gathered before stage 3",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 3, "prefetch_bucket_size": 5e7}}"#,
+            "zero_optimization.prefetch_bucket_size",
+            "one unit is gathered ahead, whatever its size (0 turns that off)",
+        ),
+        (r#"{"amp": {"enabled": "auto", "opt_level": "auto"}}"#, "amp", "it is switched off"),
+        (r#"{"elasticity": {"max_train_batch_size": 2000}}"#, "elasticity", "it is switched off"),
+    ] {
+        let ignored = read(config, "").unwrap().told.ignored;
+        assert_eq!(ignored, [(reason.to_owned(), vec![key.to_owned()])], "{config}");
+    }
+    assert_eq!(said(r#"{"zero_optimization": {"stage": -0}}"#, ""), "--stage=0");
 }

@@ -12,6 +12,45 @@ fn what_is_not_supported_is_refused_with_what_would_work() {
         ),
         (r#"{"optimizer": {"params": {"lr": 1}}}"#, "", "optimizer.type is not there: take \"AdamW\""),
         (
+            r#"{"optimizer": {"type": "auto"}}"#,
+            "",
+            "optimizer.type \"auto\" is not supported: take \"AdamW\"",
+        ),
+        (
+            r#"{"scheduler": {"type": "auto"}}"#,
+            "",
+            "scheduler.type \"auto\" is not supported: take \"WarmupLR\"",
+        ),
+        (r#"{"scheduler": {}}"#, "", "scheduler.type is not there: take \"WarmupLR\""),
+        (r#"{"optimizer": "AdamW"}"#, "", "optimizer \"AdamW\": a block of keys, {...}, is needed"),
+        (r#"{"scheduler": "WarmupLR"}"#, "", "scheduler \"WarmupLR\": a block of keys, {...}, is needed"),
+        (
+            r#"{"zero_optimization": {"cpu_offload": true, "offload_optimizer": {"device": "none"}}}"#,
+            "",
+            "zero_optimization.cpu_offload is an older form of zero_optimization.offload_optimizer: take \
+             zero_optimization.offload_optimizer alone",
+        ),
+        (
+            r#"{"zero_optimization": {"cpu_offload_param": false, "offload_param": {}}}"#,
+            "--device cuda",
+            "zero_optimization.cpu_offload_param is an older form of zero_optimization.offload_param",
+        ),
+        (
+            r#"{"zero_optimization": {"prefetch_bucket_size": 0, "stage3_prefetch_bucket_size": 5e7}}"#,
+            "",
+            "are the same: take zero_optimization.stage3_prefetch_bucket_size alone",
+        ),
+        (
+            r#"{"fp16": {"enabled": true, "hysteresis": 99999999999}}"#,
+            "",
+            "fp16.hysteresis 99999999999: a whole number up to 4294967295 is needed",
+        ),
+        (
+            r#"{"zero_optimization": {"reduce_bucket_size": 1e30}}"#,
+            "",
+            "a whole number up to 9007199254740992 is needed",
+        ),
+        (
             r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false, "weight_decay": 0.1}}}"#,
             "",
             "take true, or weight_decay 0",
