@@ -107,13 +107,14 @@ fn stage(document: &Document, told: &mut Told) -> Result<(), String> {
         }
         _ => {
             let key = format!("{key}.stage");
-            match document.whole(&key)? {
-                Said::Absent => told.words.push(Word::unsaid("--stage", "0", &key)),
-                Said::Value(stage) if stage > 3 => {
-                    return Err(format!("{key} {stage}: there are the stages 0, 1, 2 and 3"));
-                }
-                // The table has it.
-                _ => {}
+            if let Said::Value(stage) = document.number(&key)?
+                && stage > 3.0
+            {
+                return Err(format!("{key} {}: there are the stages 0, 1, 2 and 3", plain(stage)));
+            }
+            // What it says the table has.
+            if document.whole(&key)? == Said::Absent {
+                told.words.push(Word::unsaid("--stage", "0", &key));
             }
         }
     }

@@ -113,6 +113,7 @@ fn what_is_not_supported_is_refused_with_what_would_work() {
             "",
             "zero_optimization.stage 4: there are the stages 0, 1, 2 and 3",
         ),
+        (r#"{"zero_optimization": {"stage": 1e30}}"#, "", "there are the stages 0, 1, 2 and 3"),
         (
             r#"{"zero_optimization": {"stage": "three"}}"#,
             "",
