@@ -1,6 +1,7 @@
 //! Rates against their formulas, and against DeepSpeed's own.
 
 use super::*;
+use clap::CommandFactory;
 
 fn rate(shape: Shape) -> Rate {
     Rate { peak: 1e-3, floor: 1e-4, start: 0.0, warmup: 100, rise: Rise::Linear, steps: 2000, shape }
@@ -359,5 +360,27 @@ fn a_schedule_may_be_over_before_the_run_is() {
     for shape in [Shape::Linear, Shape::Cosine] {
         let rate = Rate { steps: 200, ..rate(shape) };
         assert!(rate.at(199) > 1e-4 && [200, 201, 5000].iter().all(|&s| (rate.at(s) - 1e-4).abs() < 1e-18));
+    }
+}
+
+/// As --help says of --schedule-steps.
+#[test]
+fn each_schedule_has_come_down_at_the_step_that_is_said_of_it() {
+    let help =
+        crate::args::Cli::command().find_subcommand_mut("train").unwrap().render_long_help().to_string();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("has come down, or for WarmupDecayLR the one before that"), "{help}");
+    for (shape, floor, step) in [
+        (Shape::Linear, 1e-4, 2000),
+        (Shape::Cosine, 1e-4, 2000),
+        (Shape::WarmupCosineLr, 1e-4, 2000),
+        (Shape::WarmupDecayLr, 0.0, 2001),
+    ] {
+        let rate = rate(shape);
+        assert!(rate.at(step - 1) > floor + 1e-10, "{shape:?}");
+        assert!(
+            [step, step + 1, step + 500].iter().all(|&s| (rate.at(s) - floor).abs() < 1e-18),
+            "{shape:?}"
+        );
     }
 }
