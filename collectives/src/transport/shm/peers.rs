@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 /// A look at all peers costs a few system calls, so it happens at most this often.
 const EVERY: Duration = Duration::from_millis(20);
-/// The supervisor may notice an end a little later than we do; its word is better than ours.
-const SUPERVISOR_LAG: Duration = Duration::from_millis(500);
+/// The supervisor may notice an end later than we do, where it gets no processor; its word is better than ours, and comes as
+/// long as this process lives, which the kernel ends with the supervisor. Only of a rank that it cannot collect, as one that a
+/// debugger holds, or that it did not start itself, there is none.
+const SUPERVISOR_LAG: Duration = Duration::from_secs(10);
 
 /// How to tell whether the peers' processes live, by their indices.
 #[derive(Default)]
