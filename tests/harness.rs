@@ -3,10 +3,12 @@
 
 mod counting;
 mod fake_cuda;
+mod outcome;
 pub mod ports;
 
 pub use counting::Counting;
 pub use fake_cuda::fake_cuda;
+pub use outcome::{Outcome, Waited};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// A program that runs longer than this hangs. No test measures time by it.
 const HANG: Duration = Duration::from_secs(240);
+/// How often is looked at a program that runs.
+const LOOK: Duration = Duration::from_millis(5);
 /// The variable by which processes of one test are found.
 const TAG: &str = "CARAVAN_TEST_TAG";
 
@@ -48,46 +52,6 @@ pub const OPERATIONS: [&str; 9] = [
 /// `caravan train` for ever, which writes metrics and would save a model. [`Bench::endless`] starts it.
 pub const ENDLESS: &str = "train --model nano --data text.txt --steps 100000000 --micro-batch 1 --metrics m.jsonl \
                            --save out";
-
-/// How a run of the program ended.
-#[derive(Debug)]
-pub struct Outcome {
-    /// Its exit code; None when a signal ended it.
-    pub code: Option<i32>,
-    /// What it printed.
-    pub stdout: String,
-    /// What it said about itself.
-    pub stderr: String,
-}
-
-impl Outcome {
-    /// Fails the test unless the run succeeded.
-    #[track_caller]
-    pub fn success(self) -> Self {
-        assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
-        self
-    }
-
-    /// Fails the test unless the run ended with this code and one sentence on stderr that has all of these words,
-    /// without a panic.
-    #[track_caller]
-    pub fn refusal(self, code: i32, words: &[&str]) -> Self {
-        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
-        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
-        let said: Vec<&str> = self.stderr.lines().filter(|l| l.starts_with("caravan: ")).collect();
-        assert_eq!(said.len(), 1, "one sentence, not: {}", self.stderr);
-        for word in words {
-            assert!(said[0].contains(word), "'{word}' is not in: {}", said[0]);
-        }
-        self
-    }
-
-    /// Standard output as one JSON value.
-    #[track_caller]
-    pub fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e} in: {}", self.stdout))
-    }
-}
 
 /// One program under test, with a scratch folder that goes when it goes.
 pub struct Bench {
@@ -208,31 +172,39 @@ impl Bench {
         };
         let stdout = collect(Box::new(child.stdout.take().expect("a pipe")));
         let stderr = collect(Box::new(child.stderr.take().expect("a pipe")));
-        let deadline = Instant::now() + patience;
+        let mut waited = Waited::begin();
         let status = loop {
+            let took = waited.so_far();
             if let Some(status) = child.try_wait().expect("a child to wait for") {
                 break status;
             }
-            if Instant::now() > deadline {
+            if took > patience {
                 self.kill_all();
                 let _ = child.wait();
                 let said =
                     stderr.recv_timeout(patience).map(|text| text.unwrap_or_default()).unwrap_or_default();
                 panic!("the program hangs after {patience:?}; it said: {said}");
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(LOOK);
         };
         self.ended.lock().expect("no test has failed in it").push(child.id());
-        let text = |output: Receiver<std::io::Result<String>>| match output.recv_timeout(patience) {
-            Ok(text) => text.expect("output"),
-            Err(_) => {
-                let left = self.kill_all();
-                panic!(
-                    "the program has ended ({status}), and its output is open after {patience:?}: {left} are left"
-                );
+        let since = waited.so_far();
+        let mut text = |output: Receiver<std::io::Result<String>>| loop {
+            let text = output.recv_timeout(LOOK);
+            let took = waited.so_far() - since;
+            match text {
+                Ok(text) => break text.expect("output"),
+                Err(_) if took <= patience => {}
+                Err(_) => {
+                    let left = self.kill_all();
+                    panic!(
+                        "the program has ended ({status}), and its output is open after {patience:?}: {left} are left"
+                    );
+                }
             }
         };
-        Outcome { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+        let (stdout, stderr) = (text(stdout), text(stderr));
+        Outcome { code: status.code(), stdout, stderr, took: waited.so_far() }
     }
 
     /// Kills what is left of this test; gives it by number and name.
@@ -258,7 +230,7 @@ impl Bench {
                 self.kill_all();
                 panic!("not within {HANG:?}: {what}; {:?}", self.finish(child));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(LOOK);
         }
         child
     }

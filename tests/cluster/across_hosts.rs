@@ -262,15 +262,14 @@ fn ends_when_one_is_killed(hosts: &Hosts<'_>, mpirun: Mpirun, transport: &str, v
     let run = hosts.bench.endless(hosts.command(&hosts.line_of(mpirun, Ranks::Block(2), &line)));
     let ranks = hosts.bench.ranks_by(mpirun.rank_variable());
     assert_eq!(ranks.len(), 4);
-    let killed = Instant::now();
     signal(ranks[victim].1, Signal::KILL);
     let outcome = hosts.bench.finish(run);
-    let took = killed.elapsed();
     assert_ne!(outcome.code, Some(0), "{outcome:?}");
     mpirun.names_the_killed(victim, &outcome.stderr);
     hosts.bench.nothing_left();
     json_lines(&hosts.bench.path("m.jsonl"));
     assert!(!hosts.bench.path("out").exists());
+    let took = outcome.took;
     assert!(took < PROMISED, "{transport} under {}, rank {victim}: {took:?}", mpirun.program());
     std::fs::remove_file(hosts.bench.path("m.jsonl")).expect("the metrics of a run");
 }

@@ -2,7 +2,7 @@
 //! folder and taken down with it.
 
 use crate::{CARAVAN, Mpirun, PROMISED, TRAIN, bench, same, traced};
-use harness::{Bench, ENDLESS, Outcome, installed, is_root, skip};
+use harness::{Bench, ENDLESS, Outcome, Waited, installed, is_root, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -239,15 +239,14 @@ fn killed(slurm: &Slurm<'_>, plugin: &str, transport: &str) {
         (run, ranks)
     };
     let (run, ranks) = start();
-    let since = Instant::now();
     harness::signal(ranks[1].1, Signal::KILL);
     let outcome = bench.finish(run);
-    let took = since.elapsed();
     assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
     // Open MPI's runtime may end the others before they have found out; nobody tells MPICH of a death.
     let ended_by_runtime = transport == "mpi" && plugin == "pmix";
     assert!(ended_by_runtime || outcome.stderr.contains("rank 1"), "{}", outcome.stderr);
     assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+    let took = outcome.took;
     assert!(took < PROMISED, "over {transport}: all of it ended after {took:?}");
 
     // A job's time is nearly up (sbatch --signal), or it is cancelled: its ranks are asked to end before they are killed.
@@ -262,9 +261,9 @@ fn killed(slurm: &Slurm<'_>, plugin: &str, transport: &str) {
     let (run, _) = start();
     slurm.run("scancel --user=root").success();
     assert_ne!(bench.finish(run).code, Some(0));
-    let until = Instant::now() + PROMISED;
+    let mut waited = Waited::begin();
     while !bench.ranks_by("SLURM_PROCID").is_empty() {
-        assert!(Instant::now() < until, "ranks outlive their job");
+        assert!(waited.so_far() < PROMISED, "ranks outlive their job");
         std::thread::sleep(Duration::from_millis(10));
     }
     let lines = harness::json_lines(&bench.path("m.jsonl"));
@@ -284,14 +283,13 @@ fn killed_inside_mpi(slurm: &Slurm<'_>, plugin: &str) {
     let table = || fs::read_to_string(bench.path("table.txt")).unwrap_or_default();
     let run = bench.until(run, "the first size is measured", || table().lines().any(row));
     let ranks = bench.ranks_by("SLURM_PROCID");
-    let since = Instant::now();
     harness::signal(ranks[1].1, Signal::KILL);
     let outcome = bench.finish(run);
     assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
     // Both streams go there.
     let said = table();
     assert!(plugin == "pmix" || said.contains("rank 1 ended (process"), "{said}");
-    assert!(since.elapsed() < PROMISED, "all of it ended after {:?}", since.elapsed());
+    assert!(outcome.took < PROMISED, "all of it ended after {:?}", outcome.took);
 }
 
 /// What launchers outside have left in the environment that srun hands down is not who its ranks are.

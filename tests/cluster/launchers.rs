@@ -1,7 +1,7 @@
 //! mpirun of Open MPI and of MPICH on this host: the same bits as own ranks, and every way to end early.
 
 use crate::{CARAVAN, Mpirun, PROMISED, TRAIN, bench, same, traced};
-use harness::{Bench, ENDLESS, Outcome, is_root, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, Waited, is_root, signal, skip};
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -240,10 +240,10 @@ fn an_mpirun_that_is_killed_leaves_no_ranks() {
                     bench.endless(mpirun.run(&bench, &[(3, &script.display().to_string())]))
                 }
             };
-            let killed = Instant::now();
+            let mut waited = Waited::begin();
             signal(run.id(), Signal::KILL);
             while !bench.processes_of("caravan").is_empty() {
-                let so_far = killed.elapsed();
+                let so_far = waited.so_far();
                 assert!(so_far < PROMISED, "{transport} under {}: {so_far:?}", mpirun.program());
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -277,13 +277,12 @@ fn a_killed_rank_takes_the_job_down() {
                 let run = endless(&bench, mpirun, transport);
                 let ranks = bench.ranks_by(mpirun.rank_variable());
                 assert_eq!(ranks.len(), 3);
-                let killed = Instant::now();
                 signal(ranks[victim].1, Signal::KILL);
                 let outcome = bench.finish(run);
                 assert_ne!(outcome.code, Some(0), "{outcome:?}");
                 mpirun.names_the_killed(victim, &outcome.stderr);
-                let took = killed.elapsed();
                 bench.nothing_half_written();
+                let took = outcome.took;
                 assert!(took < PROMISED, "{transport} under {}: {took:?}", mpirun.program());
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::bench;
 use collectives::digest;
-use harness::{Bench, ENDLESS, Outcome, in_shared_memory, installed, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, Waited, in_shared_memory, installed, signal, skip};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 use rustix::system::uname;
@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A run that takes for ever, started and under way.
 fn endless(bench: &Bench, flags: &str) -> Child {
@@ -38,14 +38,13 @@ fn one_is_killed(ranks: usize, victim: usize, flags: &str) {
     // As if it were killed while it saves.
     let host = digest(uname().nodename().to_bytes().iter().copied());
     fs::create_dir(bench.path(&format!("out.tmp-{host:016x}-1-0"))).unwrap();
-    let killed = Instant::now();
     signal(members[victim].1, Signal::KILL);
     let outcome = bench.finish(run).refusal(1, &[&format!("rank {victim}"), "killed by signal 9"]);
     // The supervisor would say so, had a rank not ended by itself in its grace.
     assert!(!outcome.stderr.contains("did not end by"), "{}", outcome.stderr);
-    let took = killed.elapsed();
     bench.nothing_half_written();
     assert_eq!(places(id), NONE);
+    let took = outcome.took;
     assert!(took < PROMISED, "rank {victim} of {ranks} {flags}: all of it ended after {took:?}");
 }
 
@@ -169,11 +168,11 @@ fn an_interrupted_run_does_not_wait_until_its_words_are_read() {
     command.stderr(full);
     let mut run = bench.endless(command);
     signal(run.id(), Signal::INT);
-    let asked = Instant::now();
+    let mut waited = Waited::begin();
     let ended = loop {
         match run.try_wait().unwrap() {
             Some(status) => break status,
-            None if asked.elapsed() > PROMISED => panic!("it waits"),
+            None if waited.so_far() > PROMISED => panic!("it waits"),
             None => std::thread::sleep(Duration::from_millis(5)),
         }
     };
