@@ -9,7 +9,7 @@ use collectives::transport::{Request, Tag, Transport};
 use collectives::{Communicator, Error, Options as Behaviour, Progress, ReduceOp, Result};
 use conformance::{Case, cases, each, p2p};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn connect(start: &Start) -> UcxTransport {
     let identity = Identity::from_env().unwrap().unwrap();
@@ -115,16 +115,30 @@ fn rank_process() {
         "killed_before_its_message_is_fetched" => {
             let (last, mut data) = (t.size() - 1, vec![1u8; 4 << 20]);
             if t.rank() == last {
+                let me = std::process::id().to_le_bytes();
                 // SAFETY: `data` stays for as long as the process does.
                 unsafe { t.send(0, Tag(7), data.as_ptr(), data.len()).unwrap() };
+                for peer in 0..last {
+                    // SAFETY: `me` stays until the wait is over.
+                    let told = unsafe { t.send(peer, Tag(8), me.as_ptr(), me.len()).unwrap() };
+                    p2p::wait(&mut t, &[told]).unwrap();
+                }
                 p2p::barrier(&mut t, 1);
                 std::process::abort();
             }
+            let mut of = [0u8; 4];
+            // SAFETY: `of` stays until the wait is over.
+            let told = unsafe { t.recv(last, Tag(8), of.as_mut_ptr(), of.len()).unwrap() };
+            p2p::wait(&mut t, &[told]).unwrap();
             // Who comes out of the barrier late may find the end of the last rank there.
             let fetched = p2p::try_barrier(&mut t, 1).and_then(|()| {
-                std::thread::sleep(Duration::from_millis(500));
+                until_ended(u32::from_le_bytes(of));
                 if t.rank() > 0 {
-                    return t.check();
+                    let until = Instant::now() + p2p::PATIENCE;
+                    while Instant::now() < until {
+                        t.check()?;
+                    }
+                    return Ok(());
                 }
                 // SAFETY: `data` stays until the transport has failed.
                 let request = unsafe { t.recv(last, Tag(7), data.as_mut_ptr(), data.len())? };
@@ -190,6 +204,17 @@ fn rank_process() {
             let case = all.iter().find(|c| c.fails && job_name(c.name) == other).expect("a known case");
             (case.run)(Communicator::new(Box::new(t), (case.options)()).unwrap());
         }
+    }
+}
+
+/// Returns once a process has ended, whether or not it was collected.
+fn until_ended(process: u32) {
+    let until = Instant::now() + p2p::PATIENCE;
+    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat"));
+    // Its state comes behind its name, which is in parentheses.
+    while stat().is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))) {
+        assert!(Instant::now() < until, "process {process} does not end");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
