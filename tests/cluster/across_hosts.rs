@@ -240,7 +240,17 @@ fn trains_the_same(hosts: &Hosts<'_>, mpirun: Mpirun, ranks: Ranks, transport: &
 
 /// The other ranks say which one they wait for, whoever brings them together.
 fn names_a_rank_that_does_not_come(hosts: &Hosts<'_>, mpirun: Mpirun, transport: &str) {
-    let script = "#!/bin/sh\n[ \"$OMPI_COMM_WORLD_RANK$PMI_RANK\" = 3 ] && exec sleep 60\nexec \"$@\"\n";
+    // Of two that have not come both would be named: the first begins to wait when the other two have begun.
+    let begun = |rank| hosts.bench.path(&format!("begun-{rank}"));
+    let script = format!(
+        "#!/bin/sh\ncase $OMPI_COMM_WORLD_RANK$PMI_RANK in\n\
+         0) until [ -e {one} ] && [ -e {two} ]; do sleep 0.01; done;;\n\
+         3) exec sleep 60;;\n\
+         *) : > {folder}/begun-$OMPI_COMM_WORLD_RANK$PMI_RANK;;\nesac\nexec \"$@\"\n",
+        one = begun(1).display(),
+        two = begun(2).display(),
+        folder = hosts.bench.path(".").display(),
+    );
     let late = hosts.bench.file("late", script);
     std::fs::set_permissions(&late, PermissionsExt::from_mode(0o755)).unwrap();
     let flags = format!("--transport {transport} --rendezvous-timeout 4 -n 1");
@@ -250,6 +260,9 @@ fn names_a_rank_that_does_not_come(hosts: &Hosts<'_>, mpirun: Mpirun, transport:
         Ranks::Block(2),
         &format!("{} {CARAVAN} bench all_reduce {flags}", late.display()),
     );
+    for rank in [1, 2] {
+        std::fs::remove_file(begun(rank)).expect("a rank that has begun");
+    }
     assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
     let named = outcome.stderr.contains("rank 3 of 4 did not arrive");
     assert!(named, "{transport}: {}", outcome.stderr);
