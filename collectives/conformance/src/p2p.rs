@@ -91,6 +91,12 @@ pub fn barrier(t: &mut dyn Transport, tag: u64) {
     try_barrier(t, tag).unwrap();
 }
 
+/// All ranks have come to a case that waits, however late: only from now on they are missed after its own deadline. In others
+/// somebody could fail before all are out of this.
+pub fn meet(t: &mut dyn Transport) {
+    barrier(t, 99_998);
+}
+
 /// All ranks have come here, unless one was lost meanwhile.
 pub fn try_barrier(t: &mut dyn Transport, tag: u64) -> Result<()> {
     let (rank, size) = (t.rank(), t.size());

@@ -13,8 +13,12 @@ use conformance::{
     messages_and_calls, standard,
 };
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// After which a rank is missed that is to be: longer than others get no processor.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 pub fn emulator() -> Option<&'static Emulator> {
     static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
@@ -131,11 +135,13 @@ fn wired(
     body: impl Fn(Communicator, &SharedQueue<EmulatedQueue>) + Sync,
 ) {
     let ranks = Communicator::threads_with(n, options).expect("ranks");
+    let met = &Barrier::new(n);
     std::thread::scope(|scope| {
         for (comm, wire) in ranks.into_iter().zip(EmulatedWire::group(n)) {
             let (queue, body) = (&queue, &body);
             scope.spawn(move || {
                 let queue = SharedQueue::new(queue(comm.rank()));
+                met.wait();
                 let (order, compute) = (Order::Canonical, queue.clone());
                 let carrier = Wired::with_scratch(&comm, compute, wire, order, scratch).expect("a carrier");
                 // What ends badly ends after all have begun.
@@ -190,7 +196,7 @@ fn end_of_a_call(n: usize, deadline: Duration, others: impl Fn(&Communicator) + 
 
 #[test]
 fn a_rank_that_does_not_take_part_is_named_in_time() {
-    let said = end_of_a_call(3, Duration::from_millis(400), |comm| {
+    let said = end_of_a_call(3, DEADLINE, |comm| {
         if comm.rank() == 2 {
             let buffer = comm.alloc::<f32>(12).expect("memory");
             let started = comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum).expect("starts");
@@ -201,7 +207,7 @@ fn a_rank_that_does_not_take_part_is_named_in_time() {
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    let named = |said: &String| said.contains("no answer from rank 1 within 400ms");
+    let named = |said: &String| said.contains(&format!("no answer from rank 1 within {DEADLINE:?}"));
     assert!(said.as_ref().is_none_or(named), "{said:?}");
 }
 
@@ -258,15 +264,23 @@ fn a_rank_that_gives_up_ends_calls_over_a_wire() {
 #[test]
 fn a_rank_that_the_host_waits_for_is_named_beside_a_wire() {
     let Some(emulator) = emulator() else { return };
-    let options = Options { deadline: Duration::from_millis(400), ..standard() };
+    let options = Options { deadline: DEADLINE, ..standard() };
     let queue = |rank| emulator.late_queue(rank as u64);
+    let named = AtomicBool::new(false);
     wired(2, options, 0, queue, |comm, _| match comm.rank() {
         0 => {
             let said = comm.barrier().unwrap_err().to_string();
+            named.store(true, Ordering::Relaxed);
             assert!(said.contains("no answer from rank 1"), "{said}");
         }
         // Busy with something else, and not looking.
-        _ => std::thread::sleep(Duration::from_secs(4)),
+        _ => {
+            let until = Instant::now() + 20 * DEADLINE;
+            while !named.load(Ordering::Relaxed) {
+                assert!(Instant::now() < until, "rank 0 waits for ever");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     });
 }
 
@@ -313,17 +327,19 @@ impl Wire<EmulatedQueue> for Cut {
 #[test]
 fn devices_that_do_not_reach_each_other_are_told_at_the_start() {
     let Some(emulator) = emulator() else { return };
-    let options = Options { deadline: Duration::from_millis(400), ..standard() };
+    let options = Options { deadline: DEADLINE, ..standard() };
     let ranks = Communicator::threads_with(2, options).expect("ranks");
+    let met = &Barrier::new(2);
     std::thread::scope(|scope| {
         for (rank, (host, wire)) in ranks.into_iter().zip(EmulatedWire::group(2)).enumerate() {
             scope.spawn(move || {
                 let queue = SharedQueue::new(emulator.late_queue(rank as u64));
                 let wire = Cut(wire, rank);
+                met.wait();
                 let wired = Wired::with_scratch(&host, queue, wire, Order::Canonical, 0);
                 if rank == 0 {
                     let said = wired.err().expect("nothing comes").to_string();
-                    assert!(said.contains("is not done after 400ms"), "{said}");
+                    assert!(said.contains(&format!("is not done after {DEADLINE:?}")), "{said}");
                 } else {
                     // Everything has come to this one, which is busy with something else then.
                     let heard = || {

@@ -6,6 +6,7 @@ use collectives::transport::hierarchical::Hierarchical;
 use collectives::transport::{Nodes, Transport, threads};
 use collectives::{Communicator, Options, Progress};
 use conformance::{Case, cases, each};
+use std::sync::Barrier;
 use std::time::Instant;
 
 /// The node of each rank.
@@ -46,12 +47,15 @@ fn links(inner: Box<dyn Transport>, nodes: Nodes) -> Box<dyn Transport> {
 
 fn run(case: &Case, wrap: Wrap, shape: Shape, options: Options) {
     let n = shape.len();
+    // Who comes late is not to be missed after the case's own deadline.
+    let met = &Barrier::new(n);
     std::thread::scope(|scope| {
         for transport in threads::group(n) {
             let rank = transport.rank();
             let name = format!("{} on rank {rank}, nodes {shape:?}", case.name);
             let part = move || {
                 let wrapped = wrap(Box::new(transport), Nodes::of(shape));
+                met.wait();
                 (case.run)(Communicator::new(wrapped, options).expect("a communicator"));
             };
             std::thread::Builder::new().name(name).spawn_scoped(scope, part).expect("a thread");

@@ -3,15 +3,22 @@
 use collectives::schedule::{Algorithm, Call, Kind, Rule, Sizes, Why};
 use collectives::{Communicator, DType, Options, Progress};
 use conformance::{Case, cases, each, windowed};
+use std::sync::Barrier;
 use std::time::Instant;
 
 fn run(case: &Case, n: usize, options: Options) {
     let ranks = Communicator::threads_with(n, options).expect("ranks");
+    // Who comes late is not to be missed after the case's own deadline.
+    let met = &Barrier::new(n);
     std::thread::scope(|scope| {
         for comm in ranks {
             let name = format!("{} on rank {} of {n}", case.name, comm.rank());
             let run = case.run;
-            std::thread::Builder::new().name(name).spawn_scoped(scope, move || run(comm)).expect("a thread");
+            let part = move || {
+                met.wait();
+                run(comm);
+            };
+            std::thread::Builder::new().name(name).spawn_scoped(scope, part).expect("a thread");
         }
     });
 }

@@ -154,7 +154,10 @@ pub fn plays(case: &str) {
             let (rank, size) = (t.rank(), t.size());
             let mut t: Box<dyn Transport> =
                 if over_nodes { Box::new(nodes(t, PerNode::Block(2))) } else { Box::new(t) };
-            let group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            let mut group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
+            if case.waits() {
+                p2p::meet(&mut *group);
+            }
             (case.run)(Communicator::new(group, (case.options)()).unwrap());
             all_are_done(rank, size);
         }
