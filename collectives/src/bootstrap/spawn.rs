@@ -321,18 +321,27 @@ impl Family {
         signal
     }
 
-    /// Collects who has ended; true when all have. When several ended since the last look, one that a signal
-    /// killed comes before those that exited, which may have noticed its death.
+    /// Collects who has ended; true when all have. When several ended since the last look, those come last that have noted
+    /// another's failure, and before those that exited one that a signal killed, which they may have noticed.
     fn reap(&mut self) -> bool {
         let mut seen: Vec<(usize, Ending)> = Vec::new();
-        for (rank, member) in self.members.iter_mut().enumerate().filter(|(_, m)| m.ending.is_none()) {
-            if let Ok(Some(status)) = member.child.try_wait() {
-                let ending = ending_of(status);
-                member.ending = Some(ending);
-                seen.push((rank, ending));
+        loop {
+            let before = seen.len();
+            for (rank, member) in self.members.iter_mut().enumerate().filter(|(_, m)| m.ending.is_none()) {
+                if let Ok(Some(status)) = member.child.try_wait() {
+                    let ending = ending_of(status);
+                    member.ending = Some(ending);
+                    seen.push((rank, ending));
+                }
+            }
+            // Whom somebody followed that has just been found has ended before, perhaps behind this look.
+            if seen.len() == before {
+                break;
             }
         }
-        seen.sort_by_key(|(rank, ending)| (!matches!(ending, Ending::Killed(_)), *rank));
+        // While nobody is the first failure, what a rank has on the board is a note: who announces its own is the first.
+        let follows = |rank| self.board.announced(rank).is_some();
+        seen.sort_by_key(|&(rank, ending)| (follows(rank), !matches!(ending, Ending::Killed(_)), rank));
         for (rank, ending) in seen {
             self.board.record(rank, ending);
         }

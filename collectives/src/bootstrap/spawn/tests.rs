@@ -1,6 +1,6 @@
 use super::*;
 use crate::bootstrap::alone::alone;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid};
 
 #[test]
 fn ranks_of_a_process_that_ignores_its_children_are_watched() {
@@ -49,6 +49,24 @@ fn what_a_rank_said_before_it_had_to_be_killed_stays_the_reason() {
     assert_eq!((report.killed.as_slice(), report.left.as_slice()), (&[0, 1][..], &[][..]));
     let said = report.sentence().unwrap();
     assert_eq!(said, "rank 1 failed: disk full; ranks 0 and 1 did not end by themselves and were killed");
+}
+
+#[test]
+fn who_notes_the_failure_of_another_is_not_taken_for_the_first() {
+    let (board, _) = Board::create(3).unwrap();
+    let members = ["exit 1", "kill -ABRT $$", "exit 3"].map(|line| {
+        let child = Command::new("sh").args(["-c", line]).spawn().unwrap();
+        // All have ended at the first look.
+        let of = WaitId::Pid(pid(&child).unwrap());
+        waitid(of, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        Member::new(child)
+    });
+    board.note(0, "rank 2 left before it sent");
+    board.note(1, "rank 2 left before it sent");
+    let family = Family { board, on_request: OnRequest::EndAtOnce, members: members.into() };
+    let report = family.watch(&Signals::catch().unwrap());
+    assert_eq!(report.first_failure, Some((2, "exited with code 3".to_owned())));
+    assert_eq!(report.endings, [Ending::Exited(1), Ending::Killed(6), Ending::Exited(3)]);
 }
 
 /// A process that does not end when it is killed: another traces it, and does not look.

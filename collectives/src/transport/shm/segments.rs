@@ -264,12 +264,13 @@ impl Segments {
 
     /// Shows the peers that this process gives up because of world rank `culprit`, and how that one failed.
     pub fn give_up(&self, culprit: usize, how: &str) {
-        self.own().note(layout::ABORT).write(culprit as u32, how);
+        // The board first: a peer that sees the note may end, and be taken for the cause where there is none yet.
         if culprit == self.rank()
             && let Some(board) = &self.board
         {
             board.announce(culprit, how.strip_prefix("failed: ").unwrap_or(how));
         }
+        self.own().note(layout::ABORT).write(culprit as u32, how);
     }
 
     /// Whether this process gives up, or is about to.
