@@ -1,6 +1,6 @@
 //! Ranks that leave a group, in order or not, while others are still in it.
 
-use crate::rank::{LATE, tell};
+use crate::rank::{LATE, await_word, say, tell};
 use crate::strict;
 use collectives::Error;
 use collectives::transport::{Tag, Transport};
@@ -30,10 +30,12 @@ pub fn groups_in_turn(mut t: MpiTransport) {
 /// MPI ends; they need not.
 pub fn stays_away(mut t: MpiTransport, sending: bool) {
     let message = vec![0; 4 << 20];
+    let (rank, size) = (t.rank(), t.size());
     p2p::barrier(&mut t, 1);
-    if t.rank() > 0 {
+    if rank > 0 {
         drop(t);
         println!("got out");
+        say(&format!("{rank} got out"));
         // Launchers end the others as soon as one has ended.
         std::thread::sleep(p2p::PATIENCE);
         return;
@@ -45,6 +47,8 @@ pub fn stays_away(mut t: MpiTransport, sending: bool) {
     std::thread::sleep(Duration::from_millis(300));
     t.abort(&Error::system("writing the table", "No space left on device"));
     drop(t);
+    (1..size).for_each(|rank| await_word(&format!("{rank} got out")));
+    // So that the launcher has passed on what they have printed.
     std::thread::sleep(Duration::from_secs(2));
     std::process::exit(1);
 }

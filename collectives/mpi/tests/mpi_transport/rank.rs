@@ -9,6 +9,7 @@ use collectives::transport::{PerNode, Tag, Transport};
 use collectives::{Buffer, Communicator, DType, Error, Options, Progress, ReduceOp};
 use collectives_mpi::{MpiTransport, Start, library};
 use conformance::{Case, cases, p2p, planned, standard, windowed};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Before the name of a case that goes wrong: over shared memory inside nodes of two ranks, and MPI between them.
@@ -204,15 +205,6 @@ fn sent_too_late() {
     let (rank, size) = (t.rank(), t.size());
     let mut group = t.subgroup(&(0..size).collect::<Vec<_>>(), 1, p2p::PATIENCE).unwrap();
     p2p::barrier(&mut *group, 1);
-    let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
-    let say = |word: &str| std::fs::write(folder.join(word), "").unwrap();
-    let await_word = |word: &str| {
-        let until = Instant::now() + p2p::PATIENCE;
-        while !folder.join(word).exists() {
-            assert!(Instant::now() < until, "'{word}' was not said");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
     let mut space = [if rank == 0 { 7u8 } else { 1 }; 100];
     if rank == 0 {
         // SAFETY: `space` stays until the process ends.
@@ -270,9 +262,8 @@ pub fn tell(error: &Error) {
 fn found_by_mpi(case: &str, mut t: MpiTransport) {
     p2p::barrier(&mut t, 1);
     if t.rank() == t.size() - 1 {
-        let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
         std::thread::sleep(Duration::from_millis(300));
-        std::fs::write(folder.join("ended"), "").unwrap();
+        say("ended");
         std::thread::sleep(p2p::PATIENCE);
         return;
     }
@@ -311,16 +302,29 @@ fn conformance(t: &mut dyn Transport, wanted: fn(&Case) -> bool, progress: Progr
     }
 }
 
+/// Tells the other ranks this word without MPI, for which they need not look at it.
+pub fn say(word: &str) {
+    std::fs::write(folder().join(word), "").unwrap();
+}
+
+/// Returns once a rank has said this word.
+pub fn await_word(word: &str) {
+    let until = Instant::now() + p2p::PATIENCE;
+    while !folder().join(word).exists() {
+        assert!(Instant::now() < until, "'{word}' was not said");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn folder() -> PathBuf {
+    std::env::var(FOLDER).unwrap().into()
+}
+
 /// Returns when all ranks have come here, without MPI: a launcher ends the others when one ends without MPI_Finalize.
 fn all_are_done(rank: usize, size: usize) -> ! {
     println!("rank done");
-    let folder = std::path::PathBuf::from(std::env::var(FOLDER).unwrap());
-    std::fs::write(folder.join(rank.to_string()), "").unwrap();
-    let until = Instant::now() + p2p::PATIENCE;
-    while !(0..size).all(|r| folder.join(r.to_string()).exists()) {
-        assert!(Instant::now() < until, "the other ranks are not done");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    say(&rank.to_string());
+    (0..size).for_each(|rank| await_word(&rank.to_string()));
     std::process::exit(0);
 }
 
