@@ -61,8 +61,9 @@ const LAST_WORDS: Duration = Duration::from_millis(20);
 /// How often to listen for it at least.
 const LOOKS: usize = 50;
 /// For how long a rank that has seen another's end does not end itself, where nothing but ends can be seen: who looks more
-/// often than that sees the first one alone, and not also those that it has brought about.
-pub const SEEN_BY_ALL: Duration = Duration::from_millis(200);
+/// often than that sees the first one alone, and not also those that it has brought about. Longer than most ranks get no
+/// processor.
+pub const SEEN_BY_ALL: Duration = Duration::from_millis(500);
 /// How often a waiting rank looks at its neighbours.
 const INTERVAL: Duration = Duration::from_millis(2);
 

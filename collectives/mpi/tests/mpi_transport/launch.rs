@@ -43,11 +43,17 @@ pub fn run(case: &str, ranks: usize) -> Option<Output> {
     run_in(&[], case, ranks)
 }
 
-/// The same where the launcher does not see a rank that is killed by SIGABRT, and sees one that fails only when the others
-/// have had time to fail as well: a shell stays in its place.
+/// The same where the launcher does not see a rank that is killed by SIGABRT, and sees those that fail only when all others
+/// have failed as well, for which they have time, and what they said has been passed on: a shell stays in the place of each.
 pub fn run_unseen(case: &str, ranks: usize) -> Option<Output> {
-    const STAYS: &str = "\"$@\"; code=$?; case $code in 134) sleep 30;; 0) ;; *) sleep 3;; esac; exit $code";
-    run_in(&["sh", "-c", STAYS, "sh"], case, ranks)
+    // Its name is how many they are.
+    const STAYS: &str = "\"$@\"; code=$?; failed=$CARAVAN_TEST_FOLDER/failed
+        case $code in 134) sleep 30;; 0) ;; *)
+            : > $failed-$$
+            for i in $(seq 100); do [ $(ls $failed-* | wc -l) = $0 ] && break; sleep 0.1; done
+            sleep 2;;
+        esac; exit $code";
+    run_in(&["sh", "-c", STAYS, &(ranks - 1).to_string()], case, ranks)
 }
 
 fn run_in(shell: &[&str], case: &str, ranks: usize) -> Option<Output> {
