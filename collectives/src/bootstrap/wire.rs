@@ -24,7 +24,7 @@ pub(super) const CLOSED: &str = "the connection closed";
 /// Bytes before a payload: its kind and its length.
 const HEADER: usize = 5;
 /// Who knows how a rank ended says so within this time.
-const KNOWN_WITHIN: Duration = Duration::from_millis(500);
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
