@@ -46,7 +46,7 @@ impl Outcome {
 }
 
 /// How long something was waited for that is looked at again and again. What passes between two looks counts for at most
-/// [`GAP`](Self::GAP): a process that gets no processor cannot see what happens meanwhile, nor say when it did.
+/// `GAP`: a process that gets no processor cannot see what happens meanwhile, nor say when it did.
 #[derive(Debug)]
 pub struct Waited {
     sum: Duration,
