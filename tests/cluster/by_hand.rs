@@ -2,14 +2,21 @@
 
 use crate::across_hosts::Hosts;
 use crate::{CARAVAN, bench};
-use harness::{Bench, Outcome};
+use harness::{Bench, ENDLESS, Outcome, signal};
+use rustix::process::Signal;
+use std::fs;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// Starts rank 0 on the first host and rank 1 on the second, with these words before `caravan`, and gives them time to end.
 fn each(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: &str) -> [Outcome; 2] {
+    started(bench, hosts, port, words, args).map(|rank| bench.finish(rank))
+}
+
+/// The same, only started.
+fn started(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: &str) -> [Child; 2] {
     let enter = bench.path("enter").display().to_string();
-    let ranks: [Child; 2] = [0, 1].map(|rank| {
+    [0, 1].map(|rank| {
         let (host, address) = (&hosts.names[rank], &hosts.addresses[0]);
         let port = 20_000 + (std::process::id() + 97 * port) % 10_000;
         let line = format!(
@@ -19,8 +26,7 @@ fn each(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: &st
             words[rank]
         );
         hosts.command(&line).spawn().expect("a rank")
-    });
-    ranks.map(|rank| bench.finish(rank))
+    })
 }
 
 #[test]
@@ -118,6 +124,28 @@ fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
     for end in each(&bench, &hosts, 1, [&set[0], &set[1]], args) {
         end.success();
     }
+    drop(hosts);
+    bench.nothing_left();
+}
+
+#[test]
+fn a_silent_rank_is_told_with_its_host() {
+    let bench = bench();
+    if !bench.offers("ucx") {
+        return;
+    }
+    let Some(hosts) = Hosts::make(&bench) else { return };
+    bench.text("text.txt", 20_000);
+    let args = format!("{ENDLESS} --quiet --transport ucx --threads 1 --call-timeout 3");
+    let [zero, one] = started(&bench, &hosts, 4, [""; 2], &args);
+    let made = || fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
+    let zero = bench.until(zero, "its first steps are done", || made() > 3);
+    let silent = bench.ranks_by("CARAVAN_RANK").into_iter().find(|&(rank, _)| rank == 1).expect("it runs").1;
+    signal(silent, Signal::STOP);
+    let told = ["no answer from rank 1 within 3s".to_owned(), format!("; rank 1 runs on {}", hosts.names[1])];
+    bench.finish(zero).refusal(1, &told.each_ref().map(String::as_str));
+    signal(silent, Signal::KILL);
+    bench.finish(one);
     drop(hosts);
     bench.nothing_left();
 }

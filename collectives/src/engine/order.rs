@@ -71,7 +71,9 @@ impl Engine {
         after: Duration,
         there: &[usize],
     ) -> Error {
-        let past = self.story(id, there);
+        let host =
+            self.transport.host(peer).map_or(String::new(), |host| format!("; rank {peer} runs on {host}"));
+        let past = host + &self.story(id, there);
         let job_rank = |member| self.transport.job_rank(member);
         let schedule = self.flights[id as usize].schedule.as_ref();
         let call = schedule.map_or(String::new(), |s| s.call.in_job(job_rank).to_string());

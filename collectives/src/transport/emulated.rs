@@ -221,6 +221,10 @@ unsafe impl Transport for Emulated {
         self.inner.job_rank(member)
     }
 
+    fn host(&mut self, job_rank: usize) -> Option<String> {
+        self.inner.host(job_rank)
+    }
+
     fn frame(&self) -> usize {
         self.inner.frame()
     }

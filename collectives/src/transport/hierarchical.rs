@@ -146,6 +146,10 @@ unsafe impl Transport for Hierarchical {
         self.outer.job_rank(member)
     }
 
+    fn host(&mut self, job_rank: usize) -> Option<String> {
+        self.outer.host(job_rank)
+    }
+
     fn frame(&self) -> usize {
         self.outer.frame()
     }

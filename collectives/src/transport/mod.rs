@@ -83,6 +83,11 @@ pub unsafe trait Transport: Send {
     /// The job is the group that all others were split from.
     fn job_rank(&self, member: usize) -> usize;
 
+    /// The name of the host of a rank of the job, where ranks are on several and this knows: errors tell it of a silent one.
+    fn host(&mut self, _job_rank: usize) -> Option<String> {
+        None
+    }
+
     /// Up to this many bytes it is better to copy a message behind its header than to send two; the same on every rank.
     fn frame(&self) -> usize {
         usize::MAX

@@ -180,6 +180,10 @@ unsafe impl Transport for UcxTransport {
         self.members.ranks[member]
     }
 
+    fn host(&mut self, job_rank: usize) -> Option<String> {
+        self.session.any_turn().host(job_rank)
+    }
+
     fn tells(&self) -> Tells {
         Tells::Everything
     }

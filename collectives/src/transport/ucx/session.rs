@@ -187,6 +187,12 @@ impl State {
         self.cards[peer].home.host == self.cards[self.rank].home.host
     }
 
+    /// The name of the host of `peer`, where that is not the only one.
+    pub(super) fn host(&self, peer: usize) -> Option<String> {
+        let several = self.cards.iter().any(|card| card.host != self.cards[self.rank].host);
+        several.then(|| self.cards[peer].host.clone())
+    }
+
     /// Whether UCX reports the loss of `peer`. Both sides must choose alike. Shared memory cannot report losses, and asking
     /// for reports would make UCX avoid it; on this host the processes are watched instead.
     pub(super) fn reports(&self, peer: usize) -> bool {
