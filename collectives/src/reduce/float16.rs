@@ -2,7 +2,7 @@
 
 use super::numbers::Arithmetic;
 use super::{CHUNK, Kernel, kernel};
-use crate::element::{DType, ReduceOp};
+use crate::element::{DType, Float, ReduceOp};
 use half::f16;
 use std::mem::MaybeUninit;
 
@@ -98,7 +98,7 @@ fn widen(from: &[f16], to: &mut [f32]) {
         return unsafe { x86::widen(from, to) };
     }
     for (to, from) in to.iter_mut().zip(from) {
-        *to = from.to_f32();
+        *to = Float::to_f32(*from);
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) fn narrow(from: &[f32], to: &mut [f16]) {
         return unsafe { x86::narrow(from, to) };
     }
     for (to, from) in to.iter_mut().zip(from) {
-        *to = f16::from_f32(*from);
+        *to = <f16 as Float>::from_f32(*from);
     }
 }
 
@@ -122,6 +122,7 @@ fn hardware() -> bool {
 /// Rust's own loops would convert one element at a time, or in software.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use crate::element::Float;
     use half::f16;
     use std::arch::x86_64::*;
 
@@ -137,7 +138,7 @@ mod x86 {
             }
         }
         for (to, from) in tail.iter_mut().zip(rest) {
-            *to = from.to_f32();
+            *to = Float::to_f32(*from);
         }
     }
 
@@ -153,7 +154,7 @@ mod x86 {
             }
         }
         for (to, from) in tail.iter_mut().zip(rest) {
-            *to = f16::from_f32(*from);
+            *to = <f16 as Float>::from_f32(*from);
         }
     }
 }

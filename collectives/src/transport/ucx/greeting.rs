@@ -62,7 +62,7 @@ impl State {
                 awake = now + IDLE;
             }
             let late = waited.so_far() > within;
-            if !late && self.meeting.is_some() && self.neighbours_ended(missing) {
+            if !late && self.meeting.is_some() && self.has_ended(missing) {
                 // Where all have met it has said why, or is missed: by who hears all there, if not by this rank.
                 self.still_met()?;
                 std::thread::sleep(NAP);
@@ -93,7 +93,7 @@ impl State {
     }
 
     /// Whether the process of `peer` is seen to have ended.
-    fn neighbours_ended(&mut self, peer: usize) -> bool {
+    fn has_ended(&mut self, peer: usize) -> bool {
         self.neighbours.look();
         self.neighbours.ended(peer)
     }
@@ -124,6 +124,19 @@ mod tests {
     use std::sync::{Barrier, Mutex};
     use std::time::Duration;
 
+    /// What each of three ranks that have met comes to.
+    fn of_three(job: &str, rank: impl Fn(usize, Rendezvous) -> String + Sync) -> [String; 3] {
+        let job = Some(format!("{job}-{}", std::process::id()));
+        let one = &|number| {
+            let job = job.clone();
+            let identity = Identity { rank: number, world: 3, local_size: None, job, ..Identity::alone() };
+            rank(number, Rendezvous::join(&identity, &Options::default()).unwrap())
+        };
+        std::thread::scope(|scope| {
+            [0, 1, 2].map(|rank| scope.spawn(move || one(rank))).map(|thread| thread.join().unwrap())
+        })
+    }
+
     /// Rank 2 tells where it is, and then where all have met that it gets no further.
     #[test]
     fn who_cannot_connect_tells_those_whom_it_does_not_reach_where_they_have_met() {
@@ -131,12 +144,8 @@ mod tests {
             return harness::skip(&why);
         }
         UcxTransport::connect(0, 1, &Start::default(), &mut |card| Ok(vec![card])).unwrap();
-        let job = Some(format!("unreached-{}", std::process::id()));
         let (start, over) = (Start { within: Duration::from_secs(600), ..Start::default() }, Barrier::new(3));
-        let one = &|rank| {
-            let identity =
-                Identity { rank, world: 3, local_size: None, job: job.clone(), ..Identity::alone() };
-            let mut met = Rendezvous::join(&identity, &Options::default()).unwrap();
+        let said = of_three("unreached", |rank, mut met| {
             if rank < 2 {
                 let error = UcxTransport::join(&mut met, &start).map(drop).unwrap_err();
                 over.wait();
@@ -147,9 +156,6 @@ mod tests {
             over.wait();
             silent.turn().unwrap().failed = true;
             String::new()
-        };
-        let said = std::thread::scope(|scope| {
-            [0, 1, 2].map(|rank| scope.spawn(move || one(rank))).map(|thread| thread.join().unwrap())
         });
         assert!(said[..2].iter().all(|said| said.contains("rank 2 has no way")), "{said:?}");
     }
@@ -163,12 +169,8 @@ mod tests {
         UcxTransport::connect(0, 1, &Start::default(), &mut |card| Ok(vec![card])).unwrap();
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
-        let job = Some(format!("ended-{}", std::process::id()));
         let (start, told, over) = (&Start::default(), Barrier::new(3), Barrier::new(3));
-        let one = &|rank| {
-            let identity =
-                Identity { rank, world: 3, local_size: None, job: job.clone(), ..Identity::alone() };
-            let mut met = Rendezvous::join(&identity, &Options::default()).unwrap();
+        let said = of_three("ended", |rank, mut met| {
             let meeting = met.meeting();
             let exchange = &mut |bytes: Vec<u8>| {
                 let mut card = Card::from_bytes(rank, &bytes)?;
@@ -190,9 +192,6 @@ mod tests {
             over.wait();
             state.failed = true;
             said
-        };
-        let said = std::thread::scope(|scope| {
-            [0, 1, 2].map(|rank| scope.spawn(move || one(rank))).map(|thread| thread.join().unwrap())
         });
         assert!(said[..2].iter().all(|said| said.contains("rank 2 has no way")), "{said:?}");
     }
