@@ -33,6 +33,8 @@ pub struct Native {
     signed_only: bool,
     /// The library's `MPI_IN_PLACE` is one of the two.
     in_place_known: bool,
+    /// The library multiplies what it is given for a rank by the ranks, as Open MPI does.
+    multiplies: bool,
     /// The library ends the process in a reduce in place to another root than rank 0, as MPICH 4.0.2 does.
     root_zero_only: bool,
     /// One thread at a time: a call that returns ends the watch of another's.
@@ -60,10 +62,23 @@ impl Native {
     pub(super) fn new(comm: Comm, rank: usize, size: usize, watch: Watch) -> Self {
         let root_zero_only = is_mpich_4_0(comm.session().library());
         let signed_only = comm.session().turn().is_ok_and(|_turn| takes_unsigned_for_signed());
+        // Asked once: the library writes its name anew each time, which takes longer than its shortest calls.
+        let family = family();
         // One that wraps another may have a value of its own.
-        let in_place_known = family() != Family::Unknown;
+        let in_place_known = family != Family::Unknown;
+        let multiplies = matches!(family, Family::OpenMpi | Family::Unknown);
         let one_thread = PhantomData;
-        Native { in_place_known, signed_only, root_zero_only, one_thread, comm, watch, rank, size }
+        Native {
+            in_place_known,
+            multiplies,
+            signed_only,
+            root_zero_only,
+            one_thread,
+            comm,
+            watch,
+            rank,
+            size,
+        }
     }
 
     /// What has to be done otherwise than asked, because this library cannot.
@@ -207,10 +222,9 @@ impl Native {
     /// The number that MPI takes. Of a reduce_scatter the whole has to be one as well, and over Open MPI of whatever has a part
     /// for each rank: it multiplies so, and would read and write elsewhere.
     fn count(&self, call: &Call) -> Result<c_int> {
-        let multiplied = matches!(family(), Family::OpenMpi | Family::Unknown);
         let parts = match call.kind {
             Kind::ReduceScatter => self.size,
-            Kind::AllGather | Kind::AllToAll | Kind::Gather | Kind::Scatter if multiplied => self.size,
+            Kind::AllGather | Kind::AllToAll | Kind::Gather | Kind::Scatter if self.multiplies => self.size,
             _ => 1,
         };
         let whole = call.count.saturating_mul(parts);

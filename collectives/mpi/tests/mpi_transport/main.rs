@@ -13,9 +13,13 @@ mod worlds;
 
 use collectives_mpi::{Family, family, library};
 use conformance::{cases, p2p};
+use harness::Counting;
 use launch::{CASE, passes, passes_in, passes_over_ucx, run, run_over_ulfm, run_unseen, text};
 use rank::NODES;
 use std::time::{Duration, Instant};
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
 
 /// One rank of the case that the environment names; nothing when this is run as an ordinary test.
 #[test]

@@ -4,6 +4,7 @@ use collectives::schedule::{Call, Kind};
 use collectives::transport::Transport;
 use collectives::{Buffer, DType, ReduceOp, bf16};
 use collectives_mpi::{Family, MpiTransport, family};
+use harness::Counting;
 
 /// Exactly summable data, so that MPI's order of summation does not matter.
 pub fn collectives(t: &MpiTransport) {
@@ -61,6 +62,14 @@ pub fn collectives(t: &MpiTransport) {
         (0..n * count).map(|i| ((rank * count + i % count) % 97 + i / count) as f32).collect();
     assert_eq!(out, expected);
     native.run::<f32>(call(Kind::Barrier, 0), &[], &mut []).unwrap();
+
+    // Nothing that takes memory is between a caller and MPI, whose shortest calls take a microsecond.
+    let mut data = whole.clone();
+    let before = Counting::here();
+    native.run(call(Kind::AllGather, count), &shard, &mut all).unwrap();
+    native.run_in_place(call(Kind::ReduceScatter, count), &mut data).unwrap();
+    native.run(call(Kind::AllToAll, count), &whole, &mut all).unwrap();
+    assert_eq!(Counting::here(), before, "allocations in three of MPI's own collectives");
 
     let started = native
         .start(call(Kind::ReduceScatter, count), Buffer::copy_of(&whole), Buffer::<f32>::zeroed(count))
