@@ -14,7 +14,7 @@ pub use choices::{
     Switch,
 };
 pub use number::Number;
-pub use others::{DoctorArgs, SbatchArgs, TokenizeArgs};
+pub use others::{DoctorArgs, ReportArgs, SbatchArgs, TokenizeArgs};
 
 use crate::machine::VERSION;
 use clap::{Args, Parser, Subcommand};
@@ -46,6 +46,8 @@ pub enum Command {
     Bench(Box<crate::bench::BenchArgs>),
     /// Turn text into a token file, made once for every train and eval.
     Tokenize(TokenizeArgs),
+    /// Put trainings side by side on a page, from the metrics that they wrote.
+    Report(ReportArgs),
     /// Print a Slurm script that runs a command on several nodes.
     Sbatch(SbatchArgs),
     /// What this machine offers, and why something is missing.
@@ -68,7 +70,11 @@ impl Command {
             Command::Train(args) => Some(&args.ranks),
             Command::Eval(args) => Some(&args.ranks),
             Command::Bench(args) => args.command.ranks(),
-            Command::Plan(_) | Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => None,
+            Command::Plan(_)
+            | Command::Tokenize(_)
+            | Command::Report(_)
+            | Command::Sbatch(_)
+            | Command::Doctor(_) => None,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The files that a command writes: whether it can, found out before anything is done for them, and writing them whole.
 
+mod label;
 mod replaced;
 
+pub use label::label;
 pub use replaced::{Kind, check_replaced};
 
 use crate::failure::{Failure, Result};

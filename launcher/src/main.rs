@@ -32,6 +32,7 @@ mod progress;
 mod ranks;
 mod rate;
 mod report;
+mod runs;
 mod sample;
 mod save;
 mod sbatch;
@@ -101,6 +102,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval(args),
         Command::Bench(args) => bench::bench(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
+        Command::Report(args) => runs::report(args),
         Command::Sbatch(args) => sbatch::sbatch(args),
         Command::Doctor(args) => doctor::doctor(args),
     };
@@ -125,7 +127,7 @@ fn never_came(code: u8, why: &str) {
 fn runs_ranks() -> bool {
     let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
     match words.next().as_deref() {
-        None | Some("doctor" | "plan" | "tokenize" | "sbatch" | "help") => false,
+        None | Some("doctor" | "plan" | "tokenize" | "report" | "sbatch" | "help") => false,
         Some("bench") => !words.next().is_some_and(|what| what == "kernels" || what == "plot"),
         Some(_) => true,
     }

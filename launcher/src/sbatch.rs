@@ -209,9 +209,11 @@ impl Inner {
                 bench::check(args, world, &asked)?;
                 ("bench", ("--transport nccl", asked.nccl))
             }
-            Command::Plan(_) | Command::Tokenize(_) | Command::Sbatch(_) | Command::Doctor(_) => {
-                ("", ("", false))
-            }
+            Command::Plan(_)
+            | Command::Tokenize(_)
+            | Command::Report(_)
+            | Command::Sbatch(_)
+            | Command::Doctor(_) => ("", ("", false)),
         };
         let saves =
             matches!(&cli.command, Command::Train(args) if args.save.is_some() || args.checkpoint.is_some());

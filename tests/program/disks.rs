@@ -71,14 +71,17 @@ fn a_disk_that_is_full_when_a_result_is_written_keeps_what_was_there() {
          p50_us,p95_us,p99_us,max_us,algorithm,why,messages",
         "<svg><!-- generator: caravan 0.9.0 -->",
     );
+    let page = "<!DOCTYPE html><!-- generator: caravan 0.9.0 -->";
     for (line, file, old) in [
         ("tokenize --data text.txt --out disk/t.bin", "t.bin", bin),
         (&format!("{bench_all} --json disk/r.json"), "r.json", json),
         (&format!("{bench_all} --csv disk/r.csv"), "r.csv", csv),
         (&format!("{bench_all} --plot disk/r.svg"), "r.svg", svg),
+        ("report m.jsonl -o disk/r.html", "r.html", page),
     ] {
         let bench = bench();
         bench.text("text.txt", 8000);
+        bench.file("m.jsonl", "{\"run\":{}}\n{\"step\":1,\"loss\":2.0}\n");
         // What was there has a page and so has what is new, which takes two at least.
         let run = format!(
             "printf '{old}' >disk/{file}; {CARAVAN} {line} >said; code=$?; cat disk/{file}; ls -A disk; exit $code"

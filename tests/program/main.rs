@@ -19,6 +19,7 @@ mod output;
 mod pauses;
 mod progress;
 mod rates;
+mod reports;
 mod saving;
 mod stopping;
 mod traces;

@@ -453,6 +453,7 @@ fn a_typing_error_ends_the_job_only_where_there_are_ranks() {
         ("", false),
         ("doctor --bogus", false),
         ("tokenize", false),
+        ("report", false),
         ("sbatch --bogus", false),
         ("bench plot", false),
         ("bench kernels --bogus", false),

@@ -27,6 +27,27 @@ pub struct TokenizeArgs {
     pub json: bool,
 }
 
+/// Flags of `report`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan report run.jsonl
+  caravan report stage1.jsonl stage3.jsonl --out stages.html --title 'ZeRO 1 and 3'
+
+The page is one file of HTML that loads nothing: results, losses, speed and exposed communication step by step, where the time \
+of a step went, memory by class, ranks, and the settings in which the trainings differ. Of a run that is under way it shows what \
+there is by then; steps that a resumed run made again are there once.")]
+pub struct ReportArgs {
+    /// What 'caravan train --metrics' wrote, up to seven of them; speeds are set beside the first one's.
+    #[arg(value_name = "RUN.jsonl", required = true)]
+    pub metrics: Vec<PathBuf>,
+    /// The page to write; it appears under its name when it is complete.
+    #[arg(short = 'o', long, value_name = "FILE.html", default_value = "report.html")]
+    pub out: PathBuf,
+    /// What stands at its top.
+    #[arg(long, value_name = "TEXT")]
+    pub title: Option<String>,
+}
+
 /// Flags of `sbatch`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:

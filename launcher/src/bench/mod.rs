@@ -17,7 +17,7 @@ mod operation;
 mod outputs;
 mod overlap;
 mod plan;
-mod plot;
+pub mod plot;
 mod record;
 mod slot;
 mod statistics;

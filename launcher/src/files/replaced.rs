@@ -22,6 +22,8 @@ pub enum Kind {
     Svg,
     /// Of a training's steps.
     Trace,
+    /// Of trainings side by side.
+    Page,
 }
 
 /// The first name in a trace.
@@ -37,6 +39,7 @@ impl Kind {
             Kind::Csv => "CSV of 'caravan bench'",
             Kind::Svg => "SVG of 'caravan bench'",
             Kind::Trace => "trace of 'caravan train'",
+            Kind::Page => "page of 'caravan report'",
         }
     }
 
@@ -71,6 +74,7 @@ impl Kind {
                 text.strip_prefix("{\n").is_some_and(|text| text.starts_with(OF_TRACES))
                     && text.contains("\n\"generator\": \"caravan ")
             }
+            Kind::Page => text.starts_with("<!DOCTYPE html>") && text.contains("<!-- generator: caravan "),
             _ => text.starts_with("<svg") && text.contains("<!-- generator: caravan "),
         })
     }

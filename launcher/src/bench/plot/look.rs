@@ -25,7 +25,7 @@ pub(super) enum Mark {
 const MARKS: [Mark; 4] = [Mark::Circle, Mark::Triangle, Mark::Square, Mark::Cross];
 
 /// Distinguishable by people who see fewer colours (Okabe and Ito's set without its yellow).
-const COLOURS: [RGBColor; 7] = [
+pub const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
