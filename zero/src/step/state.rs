@@ -17,6 +17,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// The tag of pieces on their way.
+const PIECE: u32 = 0;
+/// Elements that are sent at least: shorter messages are copied on their way, for which the engine would take memory that
+/// nobody planned.
+const LEAST: usize = 1 << 12;
+
 /// What of a training's state goes on with it, besides the number of its steps: each as many f32 as there are parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
@@ -132,9 +138,12 @@ impl<T: Float> Trainer<T> {
                     let values = kernels.floats(all.slice(start - owned.start..end - owned.start))?;
                     piece.host_mut()[..values.len()].copy_from_slice(values);
                 }
-                // Rank 0's own is where it is wanted.
-                if owner != 0 {
-                    comm.broadcast(piece.view_mut().slice(0..end - start), owner)?;
+                // Nobody else wants it: of many ranks each would take the whole state.
+                let sent = 0..LEAST.max(end - start);
+                match (owner, plan.rank) {
+                    (1.., 0) => comm.recv(piece.view_mut().slice(sent), owner, PIECE)?,
+                    (1.., rank) if rank == owner => comm.send(piece.view().slice(sent), 0, PIECE)?,
+                    _ => {}
                 }
                 told.tell(spec, &piece.host()[..end - start]);
                 start = end;

@@ -322,6 +322,41 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
     assert_eq!(said, "a trainer after 1 steps, to be restored to 7: only one before its first step can be");
 }
 
+/// What one rank alone has, it sends to rank 0; of that the others hear nothing.
+#[test]
+fn exported_state_goes_nowhere_but_to_rank_0() {
+    for stage in 1..4 {
+        let way = Way { world: 4, over: Over::Threads, stage, micro_batches: 4, vocabulary: 200_003 };
+        let made = |comm| {
+            let mut trainer = way.trainer::<bf16>(comm, None);
+            let before = trainer.comm().stats();
+            let mut shown = 0;
+            for kept in Kept::ALL {
+                let mut count = |_: &TensorSpec, values: &[f32]| {
+                    shown += size_of_val(values) as u64;
+                    Ok(())
+                };
+                trainer.export_state(kept, Some(&mut count)).unwrap();
+            }
+            let did = trainer.comm().stats().since(&before);
+            // But for the barriers, in which all go from unit to unit.
+            let barriers = Kept::ALL.len() * trainer.plan().layout.len();
+            (did.calls - barriers as u64, did.bytes_sent, shown)
+        };
+        let all = std::thread::scope(|scope| {
+            let ranks = way.over.ranks(way.world).into_iter();
+            let handles: Vec<_> = ranks.map(|comm| scope.spawn(move || made(comm()))).collect();
+            handles.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        let [first, others @ ..] = &all[..] else { unreachable!("four ranks") };
+        assert!(first.0 > 0 && first.1 == 0, "stage {stage}: {all:?}");
+        assert_eq!(others.iter().map(|rank| rank.0).sum::<u64>(), first.0, "stage {stage}: {all:?}");
+        // Without what rank 0 has of it.
+        let sent = others.iter().map(|rank| rank.1).sum::<u64>();
+        assert!(sent > first.2 / 2 && sent < first.2, "stage {stage}: {all:?}");
+    }
+}
+
 /// Nobody but rank 0 hears of it, and the training goes on.
 #[test]
 fn a_sink_that_fails_holds_nobody_up() {
