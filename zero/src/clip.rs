@@ -10,6 +10,7 @@ use crate::hands::Hands;
 use crate::kernels::Activity;
 use crate::plan::{NORM_BLOCK, Plan};
 use collectives::{Account, Buffer, Communicator, Float};
+use std::ops::Range;
 
 /// Partial sums of all ranks, kept between steps.
 pub struct Norm {
@@ -19,7 +20,23 @@ pub struct Norm {
     stride: usize,
     /// This rank's, before those of its blocks.
     before: Vec<f64>,
+    /// Of each tensor, in their order.
+    tensors: Vec<Place>,
+    /// What the squares of each come to.
+    totals: Vec<f64>,
 }
+
+/// Where the sums of a tensor's blocks lie.
+struct Place {
+    /// Its blocks among those of its bucket.
+    blocks: Range<usize>,
+    /// Blocks of the bucket that each rank has, and the place of their first among the rank's values.
+    of_rank: usize,
+    first: usize,
+}
+
+/// Blocks that one thread adds as fast as several would.
+const GRAIN: usize = 1 << 14;
 
 /// What all ranks have to do alike in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,7 +109,19 @@ impl Norm {
     pub fn new(plan: &Plan, comm: &Communicator, account: &Account) -> Result<Self> {
         let stride = Norm::stride(plan);
         let before = vec![0.0; Norm::before(plan)];
-        Ok(Norm { partials: comm.alloc(plan.world * stride)?.booked(account), stride, before })
+        let (mut tensors, mut first) = (Vec::new(), before.len());
+        for (u, b) in plan.buckets() {
+            let bucket = plan.layout[u].bucket(b);
+            let of_rank = bucket.shard_len() / NORM_BLOCK;
+            tensors.extend(bucket.tensors().iter().map(|tensor| {
+                let end = (tensor.offset + tensor.len).div_ceil(NORM_BLOCK);
+                Place { blocks: tensor.offset / NORM_BLOCK..end, of_rank, first }
+            }));
+            first += of_rank;
+        }
+        let totals = vec![0.0; tensors.len()];
+        let partials = comm.alloc(plan.world * stride)?.booked(account);
+        Ok(Norm { partials, stride, before, tensors, totals })
     }
 
     /// The loss of a micro-batch of this rank in the step in hand.
@@ -125,7 +154,7 @@ impl Norm {
         hands.kernels.put(&self.before, partials.view_mut().slice(mine..mine + before))?;
         hands.communicate(Activity::Optimizer, |comm| Ok(comm.all_gather_in_place(&mut *partials)?))?;
 
-        let Hands { plan, comm, kernels, .. } = hands;
+        let Hands { model, comm, kernels, .. } = hands;
         let partials = kernels.numbers(partials.view());
         // Between devices, calls that were given up end like others, with whatever was there: only who carries them knows.
         comm.progress()?;
@@ -140,28 +169,38 @@ impl Norm {
             let rank = 1 + terms.position(|other| other.to_bits() != first.to_bits())?;
             Some((rank, [*first, partials[rank * self.stride]].map(Terms::unpack)))
         });
-        let mut sum = 0.0;
-        let mut first = before;
-        for (u, b) in plan.buckets() {
-            let bucket = plan.layout[u].bucket(b);
-            let blocks = bucket.shard_len() / NORM_BLOCK;
-            for tensor in bucket.tensors() {
-                let mut squares = Lanes::default();
-                let (mut at, end) =
-                    (tensor.offset / NORM_BLOCK, (tensor.offset + tensor.len).div_ceil(NORM_BLOCK));
-                // Rank by rank, without what is padding alone.
-                while at < end {
-                    let (rank, of_rank) = (at / blocks, at % blocks);
-                    let here = (end - at).min(blocks - of_rank);
-                    squares.add(&partials[rank * self.stride + first + of_rank..][..here]);
-                    at += here;
-                }
-                sum += squares.total();
-            }
-            first += blocks;
-        }
+        let (tensors, totals, stride) = (&self.tensors, &mut self.totals, self.stride);
+        model.install(&mut || add_up(tensors, totals, &|place| place.total(partials, stride)));
+        let sum: f64 = self.totals.iter().sum();
         Ok(Global { loss, without, unlike, norm: f64::sqrt(sum) })
     }
+}
+
+impl Place {
+    /// The sum over the tensor's blocks, rank by rank, without what is padding alone.
+    fn total(&self, partials: &[f64], stride: usize) -> f64 {
+        let mut squares = Lanes::default();
+        let Range { start: mut at, end } = self.blocks;
+        while at < end {
+            let (rank, of_rank) = (at / self.of_rank, at % self.of_rank);
+            let here = (end - at).min(self.of_rank - of_rank);
+            squares.add(&partials[rank * stride + self.first + of_rank..][..here]);
+            at += here;
+        }
+        squares.total()
+    }
+}
+
+/// The total of each tensor, by as many threads as there are: of large models on many ranks there are millions of blocks.
+fn add_up(tensors: &[Place], totals: &mut [f64], total: &(impl Fn(&Place) -> f64 + Sync)) {
+    let blocks: usize = tensors.iter().map(|place| place.blocks.len()).sum();
+    if tensors.len() > 1 && blocks > GRAIN && rayon::current_thread_index().is_some() {
+        let middle = tensors.len() / 2;
+        let ((low, high), (first, second)) = (tensors.split_at(middle), totals.split_at_mut(middle));
+        rayon::join(|| add_up(low, first, total), || add_up(high, second, total));
+        return;
+    }
+    totals.iter_mut().zip(tensors).for_each(|(to, place)| *to = total(place));
 }
 
 /// Lanes of a tensor's sum. As many additions are under way at once, where one sum of all would wait for each.
@@ -233,6 +272,40 @@ mod tests {
         }
         for norm in [0.0, 0.5, 1e20] {
             assert_eq!(factor(norm, None), 1.0, "{norm}");
+        }
+    }
+
+    #[test]
+    fn threads_change_no_bit_of_a_norm() {
+        // 40 tensors of up to 3000 blocks, one after the other in one bucket of three ranks.
+        let lengths = (0..40).map(|i| 1 + i * 7919 % 3000);
+        let ends = lengths.scan(0, |end, len| {
+            *end += len;
+            Some(*end - len..*end)
+        });
+        let blocks: Vec<Range<usize>> = ends.collect();
+        let (of_rank, first) = (blocks[39].end.div_ceil(3), 5);
+        let stride = first + of_rank;
+        let place = |blocks| Place { blocks, of_rank, first };
+        let tensors: Vec<Place> = blocks.into_iter().map(place).collect();
+        assert!(3 * of_rank > 2 * GRAIN, "enough for several threads");
+        let partials: Vec<f64> = (0..3 * stride).map(|i| (i as f64).sin().abs()).collect();
+        let of = |threads: usize| {
+            let mut totals = vec![0.0; tensors.len()];
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| add_up(&tensors, &mut totals, &|place| place.total(&partials, stride)));
+            totals.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let expected = tensors.iter().map(|tensor| {
+            let mut lanes = [0.0; LANES];
+            for (i, block) in tensor.blocks.clone().enumerate() {
+                lanes[i % LANES] += partials[block / of_rank * stride + first + block % of_rank];
+            }
+            lanes.iter().sum::<f64>().to_bits()
+        });
+        let expected: Vec<u64> = expected.collect();
+        for threads in [1, 2, 3] {
+            assert!(of(threads) == expected, "{threads} threads");
         }
     }
 
