@@ -268,6 +268,28 @@ fn a_state_that_is_not_finite_takes_the_place_of_none() {
     bench.nothing_left();
 }
 
+/// What its heads do not divide is for nobody but this program.
+#[test]
+fn a_shape_that_transformers_would_refuse_goes_on_too() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let shape = serde_json::json!({
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 5, "head_dim": 16,
+        "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 256,
+    });
+    bench.file("odd.json", shape.to_string());
+    let train = |flags: &str| {
+        let line = TRAIN.replace("--model nano", "--model odd.json");
+        bench.run(&format!("{line} --ranks 2 {flags}")).success();
+        steps(&bench)
+    };
+    let whole = train("--steps 5");
+    train("--steps 3 --checkpoint ckpt");
+    assert_eq!(train("--steps 5 --checkpoint ckpt --resume"), whole[3..]);
+    assert_eq!(kept(&bench), ["step-5"]);
+    bench.nothing_left();
+}
+
 /// A second run would take away what the first one writes.
 #[test]
 fn a_directory_is_one_run_s_at_a_time() {

@@ -116,7 +116,9 @@ impl Pen<'_> {
     }
 
     fn part(&self, plan: &TrainPlan, companions: &Companions, kept: Kept) -> Attempt<Writer> {
-        let options = SaveOptions { remarks: companions.remarks(), ..SaveOptions::default() };
+        // Whatever shape is trained goes on from it; that transformers loads the weights, too, is no condition.
+        let options =
+            SaveOptions { remarks: companions.remarks(), for_transformers: false, ..SaveOptions::default() };
         let place = self.place().join(name(kept));
         let mut writer = Writer::create(place, &plan.model.config, DType::F32, &options)?;
         if kept == Kept::Weights {

@@ -52,11 +52,14 @@ pub struct SaveOptions {
     /// What config.json says beside the shape, such as [`Checkpoint::remarks`](super::Checkpoint::remarks) of the model that
     /// was trained on.
     pub remarks: Remarks,
+    /// Whether transformers is to load it. What only [`Checkpoint::open`](super::Checkpoint::open) has to read may be of a shape
+    /// that transformers refuses.
+    pub for_transformers: bool,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { file_limit: 5_000_000_000, remarks: Remarks::default() }
+        SaveOptions { file_limit: 5_000_000_000, remarks: Remarks::default(), for_transformers: true }
     }
 }
 
@@ -94,14 +97,17 @@ impl Writer {
     /// An existing model directory is replaced as a whole, at the end; any other existing thing is refused.
     ///
     /// # Errors
-    /// Those of [`check_loadable`](super::check_loadable) and [`check_destination`], an unfit `dtype`, or the system's refusal to create files there.
+    /// Those of [`check_destination`], and of [`check_loadable`](super::check_loadable) if it is for transformers, an unfit
+    /// `dtype`, or the system's refusal to create files there.
     pub fn create(
         target: impl AsRef<Path>,
         config: &LlamaConfig,
         dtype: DType,
         options: &SaveOptions,
     ) -> Result<Self> {
-        config::check_loadable(config)?;
+        if options.for_transformers {
+            config::check_loadable(config)?;
+        }
         let total = config.parameters().saturating_mul(dtype.size() as u64);
         let target = check_destination(target.as_ref(), total)?;
         let plan = plan(&target, config, dtype, options.file_limit)?;

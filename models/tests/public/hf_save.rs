@@ -73,6 +73,10 @@ fn what_transformers_would_not_load_is_not_begun() {
     };
     assert!(e.to_string().contains("hidden size 8 is no multiple of the 3 heads"), "{e}");
     assert!(names(home.path()).is_empty());
+    // Who reads it here takes the shape.
+    let ours = SaveOptions { for_transformers: false, ..SaveOptions::default() };
+    save(&home.path().join("m"), &odd, DType::F32, &ours, 1).unwrap();
+    assert_eq!(*Checkpoint::open(home.path().join("m")).unwrap().config(), odd);
 }
 
 #[test]
