@@ -61,7 +61,7 @@ pub fn generate<T: Float>(
     let known = tokenizer.vocab().min(vocab);
     let began = Instant::now();
     for made in 0..plan.sample {
-        if plan.save.is_some() {
+        if plan.keeps() {
             stop::any(trainer.comm()).map_err(|e| e.remark("the sample was not made, all else was"))?;
         }
         progress.round("sampling", made, plan.sample);

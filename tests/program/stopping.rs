@@ -96,6 +96,24 @@ fn a_last_evaluation_is_cut_short() {
     }
 }
 
+/// Also where only a state is kept.
+#[test]
+fn a_sample_is_cut_short() {
+    for (kept, there) in [("--save out", "out"), ("--checkpoint ckpt", "ckpt/step-2")] {
+        let bench = bench();
+        bench.text("text.txt", 3000);
+        let train = "train --model nano --data text.txt --steps 2 --micro-batch 1 --sample 1000000 --ranks 2";
+        let run = bench.command(&format!("{train} --metrics m.jsonl {kept}")).spawn().unwrap();
+        let summary = || fs::read_to_string(bench.path("m.jsonl")).is_ok_and(|text| text.contains("summary"));
+        let run = bench.until(run, "all else is made", summary);
+        signal(run.id(), Signal::TERM);
+        let words = "interrupted by signal 15; the sample was not made, all else was";
+        bench.finish(run).refusal(143, &[words]);
+        assert!(bench.path(there).is_dir(), "{kept}");
+        bench.nothing_left();
+    }
+}
+
 /// An evaluation on the way is cut short, too, and the run with it.
 #[test]
 fn an_evaluation_between_steps_is_cut_short() {
