@@ -5,6 +5,8 @@
 //! before it go only then.
 
 mod state;
+#[cfg(test)]
+mod tests;
 mod writing;
 
 pub use state::State;
@@ -206,7 +208,13 @@ impl Claim {
     pub fn of(dir: &Path) -> Result<Claim> {
         let refuse =
             |why: &dyn std::fmt::Display| Failure::usage(format!("--checkpoint {}: {why}", dir.display()));
+        let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
         fs::create_dir_all(dir).map_err(|e| refuse(&e))?;
+        // What comes into it has a name only as long as it has.
+        missing
+            .into_iter()
+            .try_for_each(|made| hf::sync_dir(models::parent(made)))
+            .map_err(|e| refuse(&e))?;
         let open = File::open(dir).map_err(|e| refuse(&e))?;
         match flock(&open, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Claim { _lock: Some(open) }),

@@ -8,7 +8,7 @@ use crate::save::Companions;
 use crate::train::signature;
 use collectives::trace::Trace;
 use collectives::{DType, Float, ReduceOp};
-use models::hf::{SaveOptions, Writer};
+use models::hf::{SaveOptions, Writer, sync_dir};
 use serde_json::{Map, Value, json};
 use std::fs::{self, File};
 use std::io::Write;
@@ -21,6 +21,8 @@ pub struct Written {
     pub whole: bool,
     /// On rank 0, why it is not.
     pub refused: Option<Failure>,
+    /// On rank 0, what has to be said of one that is there.
+    pub remark: Option<String>,
 }
 
 /// Writes the state of a training after its last step below `dir`; rank 0 holds the pen, and nobody goes on before it has put it down.
@@ -36,7 +38,7 @@ pub fn write<T: Float>(
     let standing = trainer.standing();
     let step = standing.steps;
     let lead = trainer.comm().rank() == 0;
-    let mut pen = Pen { dir, standing, refused: None };
+    let mut pen = Pen::new(dir, standing);
     if lead {
         pen.attempt(Pen::begin);
     }
@@ -68,9 +70,8 @@ pub fn write<T: Float>(
             (None, None) => Ok(()),
         });
     }
-    if lead {
-        pen.attempt(|pen| pen.finish(plan));
-    }
+    let finished = if lead { pen.attempt(|pen| pen.finish(plan)) } else { None };
+    let remark = finished.flatten().map(|why| format!("--checkpoint {}: {why}", dir.display()));
     // The others wait here for the pen.
     let mut refused = [u8::from(pen.refused.is_some())];
     trainer.comm().all_reduce_in_place(&mut refused[..], ReduceOp::Max)?;
@@ -79,11 +80,11 @@ pub fn write<T: Float>(
         remove_unfinished(dir);
         Failure::run(format!("--checkpoint {}: {why}", dir.display()))
     });
-    Ok(Written { whole: refused == [0], refused: why })
+    Ok(Written { whole: refused == [0], refused: why, remark })
 }
 
 /// What writes a checkpoint, until it is refused something.
-struct Pen<'a> {
+pub(super) struct Pen<'a> {
     dir: &'a Path,
     standing: Standing,
     refused: Option<String>,
@@ -91,7 +92,11 @@ struct Pen<'a> {
 
 type Attempt<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-impl Pen<'_> {
+impl<'a> Pen<'a> {
+    pub(super) fn new(dir: &'a Path, standing: Standing) -> Self {
+        Pen { dir, standing, refused: None }
+    }
+
     /// What comes of it, if nothing was refused before.
     fn attempt<R>(&mut self, work: impl FnOnce(&Self) -> Attempt<R>) -> Option<R> {
         if self.refused.is_some() {
@@ -127,8 +132,8 @@ impl Pen<'_> {
         Ok(writer)
     }
 
-    /// Gives it its name, and takes those before away.
-    fn finish(&self, plan: &TrainPlan) -> Attempt<()> {
+    /// Gives it its name, and takes those before away. What has to be said of it, if anything.
+    fn finish(&self, plan: &TrainPlan) -> Attempt<Option<String>> {
         let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
         let mut settings: Map<String, Value> = settings.collect();
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());
@@ -146,16 +151,24 @@ impl Pen<'_> {
         let mut file = File::create(place.join(TRAINING))?;
         file.write_all(format!("{told:#}\n").as_bytes())?;
         file.sync_all()?;
-        File::open(&place)?.sync_all()?;
-        let whole = self.dir.join(format!("{STEP}{}", self.step()));
-        fs::rename(&place, &whole)?;
-        File::open(self.dir)?.sync_all()?;
+        sync_dir(&place)?;
+        self.take_place(sync_dir)
+    }
+
+    /// The same of what is written, with `sync` to bring names to the disk.
+    pub(super) fn take_place(&self, sync: impl Fn(&Path) -> models::Result<()>) -> Attempt<Option<String>> {
+        let step = self.step();
+        fs::rename(self.place(), self.dir.join(format!("{STEP}{step}")))?;
+        // It is there from here on. Should its name not last, those before are what is left.
+        if let Err(e) = sync(self.dir) {
+            let why =
+                format!("the state after step {step} is here, but its name may not survive a power failure");
+            return Ok(Some(format!("{why}: {e}")));
+        }
         // It is there, whatever becomes of those before; over NFS what somebody has open stays.
-        for (_, other) in
-            steps(self.dir).unwrap_or_default().into_iter().filter(|(step, _)| *step < self.step())
-        {
+        for (_, other) in steps(self.dir).unwrap_or_default().into_iter().filter(|(other, _)| *other < step) {
             let _ = fs::remove_dir_all(other);
         }
-        Ok(())
+        Ok(None)
     }
 }

@@ -27,6 +27,9 @@ impl<T: Float> Run<'_, T> {
             let path = checkpoints.dir.display().to_string();
             self.record.line(&self.progress, || json!({"checkpoint": {"step": self.made, "path": path}}));
         }
+        if let Some(remark) = written.remark {
+            self.progress.alarm(&remark);
+        }
         if let Some(why) = written.refused {
             self.record.without("a checkpoint of that step", &self.progress, &why);
         }

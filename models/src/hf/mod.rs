@@ -13,3 +13,4 @@ pub use load::{Checkpoint, check_fetched, has_weights, read_config};
 pub use remarks::Remarks;
 pub use rope::rope_scaling;
 pub use save::{SaveOptions, Writer, check_destination};
+pub use staging::sync_dir;

@@ -233,7 +233,10 @@ impl Drop for Dir {
 
 /// Brings the names in a directory to the disk, where the file system can be asked to: CIFS and WSL's drvfs cannot, nor who may
 /// write in a directory and not read it.
-fn sync_dir(path: &Path) -> Result<()> {
+///
+/// # Errors
+/// The system's refusal of what it can be asked.
+pub fn sync_dir(path: &Path) -> Result<()> {
     let unasked = |e: &std::io::Error| {
         matches!(Errno::from_io_error(e), Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::ACCESS))
     };

@@ -1,0 +1,64 @@
+//! Checkpoints of one rank, and what a file system may do to them.
+
+use super::writing::Pen;
+use super::*;
+use crate::device;
+use crate::plan::TrainPlan;
+use crate::plan::tests::plan;
+use crate::save::Companions;
+use collectives::Communicator;
+use models::Error;
+use zero::{Ledger, Standing, Trainer};
+
+fn nano() -> TrainPlan {
+    plan(
+        "--model nano --data random --tokenizer bytes --dtype f32 --seq 8 --micro-batch 1 --steps 9 --ranks 1 --transport threads",
+    )
+}
+
+/// One that says of its weights that they have come through so many steps.
+fn trainer(plan: &TrainPlan, steps: u64) -> Trainer<f32> {
+    let comm = Communicator::threads(1).remove(0);
+    let mut trainer = device::trainer::<f32>(plan, comm, Ledger::default()).unwrap();
+    let standing = Standing { steps, ..Standing::default() };
+    trainer.restore(standing, &mut |_, _, _, _| Ok(())).unwrap();
+    trainer
+}
+
+/// Writes the state after so many steps.
+fn written(dir: &Path, steps: u64) {
+    let plan = nano();
+    let written = write(&mut trainer(&plan, steps), &plan, dir, &Companions::default()).unwrap();
+    assert!(written.whole && written.refused.is_none() && written.remark.is_none());
+}
+
+/// What lies in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    written(dir, 3);
+    written(dir, 4);
+    assert_eq!(names(dir), ["step-4"]);
+    // As it is before it gets its name.
+    fs::rename(dir.join("step-4"), pen_place(dir, 4)).unwrap();
+    written(dir.join("others").as_path(), 3);
+    fs::rename(dir.join("others/step-3"), dir.join("step-3")).unwrap();
+    fs::remove_dir(dir.join("others")).unwrap();
+    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() });
+    let remark = pen.take_place(|dir| Err(Error::system("sync", dir, "Input/output error")));
+    let remark = remark.unwrap().expect("a remark");
+    assert!(remark.starts_with("the state after step 4 is here, but its name may not survive"), "{remark}");
+    assert!(remark.ends_with("Input/output error"), "{remark}");
+    assert_eq!(names(dir), ["step-3", "step-4"]);
+    // With the next that lasts they go.
+    written(dir, 5);
+    assert_eq!(names(dir), ["step-5"]);
+}
