@@ -197,7 +197,7 @@ fn is_unfinished(name: &str) -> bool {
 /// A directory of checkpoints that no other run writes to.
 pub struct Claim {
     /// Locked as long as it is open; none where a file system locks no directories.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Claim {
@@ -217,11 +217,19 @@ impl Claim {
             .map_err(|e| refuse(&e))?;
         let open = File::open(dir).map_err(|e| refuse(&e))?;
         match flock(&open, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Claim { _lock: Some(open) }),
+            Ok(()) => Ok(Claim { lock: Some(open) }),
             Err(Errno::WOULDBLOCK) => {
                 Err(refuse(&"another run writes there: wait for its end, or name another directory"))
             }
-            Err(_) => Ok(Claim { _lock: None }),
+            Err(_) => Ok(Claim { lock: None }),
+        }
+    }
+
+    /// Removes what a run has left that ended in the midst of a checkpoint. Where there are no locks it may be one under way,
+    /// and goes only when the next is begun.
+    fn clean(&self, dir: &Path) {
+        if self.lock.is_some() {
+            remove_unfinished(dir);
         }
     }
 }
@@ -229,9 +237,9 @@ impl Claim {
 /// Removes what a run has left that ended in the midst of a checkpoint, unless another writes there.
 pub fn clean(dir: &Path) {
     if dir.is_dir()
-        && let Ok(_claim) = Claim::of(dir)
+        && let Ok(claim) = Claim::of(dir)
     {
-        remove_unfinished(dir);
+        claim.clean(dir);
     }
 }
 

@@ -62,3 +62,32 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     written(dir, 5);
     assert_eq!(names(dir), ["step-5"]);
 }
+
+#[test]
+fn what_may_be_another_run_s_is_taken_away_only_under_a_lock() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    fs::create_dir(pen_place(dir, 7)).unwrap();
+    Claim { lock: None }.clean(dir);
+    assert_eq!(names(dir), [".step-7.unfinished"]);
+    let held = Claim::of(dir).unwrap();
+    clean(dir);
+    assert_eq!(names(dir), [".step-7.unfinished"]);
+    drop(held);
+    clean(dir);
+    assert!(names(dir).is_empty());
+}
+
+#[test]
+fn a_checkpoint_of_which_a_part_is_gone_takes_the_place_of_none() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    written(dir, 4);
+    fs::rename(dir.join("step-4"), pen_place(dir, 4)).unwrap();
+    fs::create_dir(dir.join("step-3")).unwrap();
+    fs::remove_file(pen_place(dir, 4).join("first_moments/model.safetensors")).unwrap();
+    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() });
+    let why = pen.take_place(|_| Ok(())).unwrap_err().to_string();
+    assert!(why.contains("first_moments"), "{why}");
+    assert_eq!(names(dir), [".step-4.unfinished", "step-3"]);
+}

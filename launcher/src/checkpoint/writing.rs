@@ -8,7 +8,7 @@ use crate::save::Companions;
 use crate::train::signature;
 use collectives::trace::Trace;
 use collectives::{DType, Float, ReduceOp};
-use models::hf::{SaveOptions, Writer, sync_dir};
+use models::hf::{Checkpoint, SaveOptions, Writer, sync_dir};
 use serde_json::{Map, Value, json};
 use std::fs::{self, File};
 use std::io::Write;
@@ -77,7 +77,7 @@ pub fn write<T: Float>(
     trainer.comm().all_reduce_in_place(&mut refused[..], ReduceOp::Max)?;
     let why = pen.refused.map(|why| {
         // A half one takes room, and nothing else.
-        remove_unfinished(dir);
+        let _ = fs::remove_dir_all(pen_place(dir, step as usize));
         Failure::run(format!("--checkpoint {}: {why}", dir.display()))
     });
     Ok(Written { whole: refused == [0], refused: why, remark })
@@ -157,8 +157,10 @@ impl<'a> Pen<'a> {
 
     /// The same of what is written, with `sync` to bring names to the disk.
     pub(super) fn take_place(&self, sync: impl Fn(&Path) -> models::Result<()>) -> Attempt<Option<String>> {
-        let step = self.step();
-        fs::rename(self.place(), self.dir.join(format!("{STEP}{step}")))?;
+        let (place, step) = (self.place(), self.step());
+        // Where there are no locks another run may have taken some of it away.
+        Kept::ALL.into_iter().try_for_each(|kept| Checkpoint::open(place.join(name(kept))).map(drop))?;
+        fs::rename(&place, self.dir.join(format!("{STEP}{step}")))?;
         // It is there from here on. Should its name not last, those before are what is left.
         if let Err(e) = sync(self.dir) {
             let why =
