@@ -20,8 +20,9 @@ use collectives::DType;
 use models::hf;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use zero::Kept;
 
@@ -129,13 +130,23 @@ impl Checkpoints {
 
 /// The checkpoints in a directory, which need not be there.
 fn steps(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Failure::usage(format!("--checkpoint {}: {e}", dir.display()))),
-    };
-    let step = |path: PathBuf| Some((number(path.file_name()?.to_str()?)?, path));
-    Ok(entries.flatten().filter_map(|entry| step(entry.path())).collect())
+    let step = |name: &OsString| Some((number(name.to_str()?)?, dir.join(name)));
+    Ok(names(dir)?.iter().filter_map(step).collect())
+}
+
+/// What lies in a directory, which need not be there.
+fn names(dir: &Path) -> Result<Vec<OsString>> {
+    match fs::read_dir(dir) {
+        Ok(entries) => whole(dir, entries.map(|entry| Ok(entry?.file_name()))),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => whole(dir, std::iter::once(Err(e))),
+    }
+}
+
+/// All that a directory names: what is not named may be the last checkpoint.
+fn whole(dir: &Path, names: impl Iterator<Item = io::Result<OsString>>) -> Result<Vec<OsString>> {
+    let names: io::Result<_> = names.collect();
+    names.map_err(|e| Failure::usage(format!("--checkpoint {}: {e}", dir.display())))
 }
 
 /// Whether checkpoints of a model of so many parameters can be made there.
@@ -147,20 +158,12 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64) -> Result<(
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
     // What a run has left that was killed takes room.
     clean(dir);
-    match fs::read_dir(dir) {
-        Ok(entries) => {
-            let ours = |name: &str| number(name).is_some() || is_unfinished(name);
-            if let Some(other) = entries.flatten().find(|entry| !entry.file_name().to_str().is_some_and(ours))
-            {
-                let other = other.file_name();
-                return refuse(&format!(
-                    "has {}, which is no checkpoint: name a directory that has nothing else",
-                    other.to_string_lossy()
-                ));
-            }
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => {}
-        Err(e) => return refuse(&e.to_string()),
+    let ours = |name: &str| number(name).is_some() || is_unfinished(name);
+    if let Some(other) = names(dir)?.iter().find(|name| !name.to_str().is_some_and(ours)) {
+        return refuse(&format!(
+            "has {}, which is no checkpoint: name a directory that has nothing else",
+            other.to_string_lossy()
+        ));
     }
     let place = hf::check_destination(&pen_place(dir, 0), 0);
     let place = place.map_err(|e| Failure::usage(format!("--checkpoint: {e}")))?;

@@ -32,8 +32,8 @@ fn written(dir: &Path, steps: u64) {
     assert!(written.whole && written.refused.is_none() && written.remark.is_none());
 }
 
-/// What lies in a directory.
-fn names(dir: &Path) -> Vec<String> {
+/// What lies in a directory, in order.
+fn there(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -46,7 +46,7 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     let dir = home.path();
     written(dir, 3);
     written(dir, 4);
-    assert_eq!(names(dir), ["step-4"]);
+    assert_eq!(there(dir), ["step-4"]);
     // As it is before it gets its name.
     fs::rename(dir.join("step-4"), pen_place(dir, 4)).unwrap();
     written(dir.join("others").as_path(), 3);
@@ -57,10 +57,10 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     let remark = remark.unwrap().expect("a remark");
     assert!(remark.starts_with("the state after step 4 is here, but its name may not survive"), "{remark}");
     assert!(remark.ends_with("Input/output error"), "{remark}");
-    assert_eq!(names(dir), ["step-3", "step-4"]);
+    assert_eq!(there(dir), ["step-3", "step-4"]);
     // With the next that lasts they go.
     written(dir, 5);
-    assert_eq!(names(dir), ["step-5"]);
+    assert_eq!(there(dir), ["step-5"]);
 }
 
 #[test]
@@ -69,13 +69,13 @@ fn what_may_be_another_run_s_is_taken_away_only_under_a_lock() {
     let dir = home.path();
     fs::create_dir(pen_place(dir, 7)).unwrap();
     Claim { lock: None }.clean(dir);
-    assert_eq!(names(dir), [".step-7.unfinished"]);
+    assert_eq!(there(dir), [".step-7.unfinished"]);
     let held = Claim::of(dir).unwrap();
     clean(dir);
-    assert_eq!(names(dir), [".step-7.unfinished"]);
+    assert_eq!(there(dir), [".step-7.unfinished"]);
     drop(held);
     clean(dir);
-    assert!(names(dir).is_empty());
+    assert!(there(dir).is_empty());
 }
 
 #[test]
@@ -89,5 +89,14 @@ fn a_checkpoint_of_which_a_part_is_gone_takes_the_place_of_none() {
     let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() });
     let why = pen.take_place(|_| Ok(())).unwrap_err().to_string();
     assert!(why.contains("first_moments"), "{why}");
-    assert_eq!(names(dir), [".step-4.unfinished", "step-3"]);
+    assert_eq!(there(dir), [".step-4.unfinished", "step-3"]);
+}
+
+/// Or a training would begin anew where it has come far.
+#[test]
+fn a_directory_that_cannot_be_read_to_its_end_is_not_taken_for_an_empty_one() {
+    let names = |last| whole(Path::new("ckpt"), [Ok("step-3".into()), last].into_iter());
+    let refused = names(Err(io::Error::other("Input/output error"))).unwrap_err();
+    assert_eq!(refused.to_string(), "--checkpoint ckpt: Input/output error");
+    assert_eq!(names(Ok("step-4".into())).unwrap(), ["step-3", "step-4"]);
 }
