@@ -48,6 +48,8 @@ pub struct Checkpoints {
     pub dir: PathBuf,
     /// Steps between them; 0: only when the run ends.
     pub every: usize,
+    /// All steps of the training.
+    pub steps: usize,
     /// Where it goes on.
     pub from: Option<State>,
 }
@@ -77,7 +79,10 @@ impl Checkpoints {
                 dir.display(),
                 args.steps
             ))),
-            _ => Ok(Some(Checkpoints { dir, every: args.checkpoint_every.unwrap_or(EVERY), from })),
+            _ => {
+                let every = args.checkpoint_every.unwrap_or(EVERY);
+                Ok(Some(Checkpoints { dir, every, steps: args.steps, from }))
+            }
         }
     }
 
@@ -167,6 +172,10 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64) -> Result<(
     }
     let place = hf::check_destination(&pen_place(dir, 0), 0);
     let place = place.map_err(|e| Failure::usage(format!("--checkpoint: {e}")))?;
+    if checkpoints.made() == checkpoints.steps {
+        // There will be no other.
+        return Ok(());
+    }
     // The one before goes only once the next is whole.
     let each = Kept::ALL.len() as u64 * parameters * DType::F32.size() as u64;
     let (there, several) = (checkpoints.made() > 0, checkpoints.every > 0);

@@ -329,5 +329,10 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     let tight = format!("{train} --steps 4");
     let small = with_disk(&bench, "1600k", &tight).expect("as before");
     small.refusal(2, &["--checkpoint disk/c", "takes 1.43 MiB", "two are there", "make room"]);
+    // Of a training that is over no other is made.
+    let full = "dd if=/dev/zero of=disk/other bs=1k count=1600 2>&-";
+    let over = format!("{train} --steps 4; {full}; {train} --steps 4 --resume");
+    let over = with_disk(&bench, "3200k", &over).expect("as before").success();
+    assert_eq!(over.stderr, "");
     bench.nothing_left();
 }
