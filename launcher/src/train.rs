@@ -51,13 +51,21 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         stop::listen()?;
     }
     let held_out = plan.feed.held_out(plan.batch.length);
+    // After the last step all that is held out is evaluated.
+    let due = |made: usize| made < plan.steps && plan.eval_every > 0 && made.is_multiple_of(plan.eval_every);
+    // The run before ended in the midst of one.
+    if let Some(windows) = held_out.as_ref().filter(|_| due(plan.made_before()))
+        && plan.state().is_some_and(|state| !state.evaluated)
+        && let Err(failure) = run.evaluate(plan.made_before() - 1, &windows.first(plan.eval_tokens), 0)
+    {
+        return Err(run.end_early(failure));
+    }
     for step in plan.made_before()..plan.steps {
         if let Err(failure) = run.step(step) {
             return Err(run.end_early(failure));
         }
         let last = step + 1 == plan.steps;
-        let due = !last && plan.eval_every > 0 && (step + 1) % plan.eval_every == 0;
-        if let Some(windows) = held_out.as_ref().filter(|_| due)
+        if let Some(windows) = held_out.as_ref().filter(|_| due(step + 1))
             && let Err(failure) = run.evaluate(step, &windows.first(plan.eval_tokens), 0)
         {
             return Err(run.end_early(failure));

@@ -115,6 +115,34 @@ fn a_training_that_is_asked_to_end_keeps_its_state_and_goes_on() {
     bench.nothing_left();
 }
 
+/// The metrics lack no line of a run that never ended.
+#[test]
+fn an_evaluation_that_was_cut_short_is_made_when_the_training_goes_on() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    bench.text("long.txt", 4_000_000);
+    bench.text("short.txt", 500);
+    let train = |flags: &str| format!("{TRAIN} --ranks 2 --eval-every 3 {flags}");
+    let evaluations = || -> Vec<Value> {
+        let lines = json_lines(&bench.path("m.jsonl"));
+        lines.iter().filter_map(|line| line.get("evaluation")).cloned().collect()
+    };
+    let long = "--steps 9 --val-data long.txt --eval-tokens 3000000 --checkpoint ckpt";
+    let run = bench.command(&train(long)).spawn().unwrap();
+    let lines = || fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
+    let run = bench.until(run, "it evaluates", || lines() == 4);
+    signal(run.id(), Signal::TERM);
+    bench.finish(run).refusal(143, &["--resume goes on from ckpt after step 3"]);
+    assert_eq!(evaluations(), [Value::Null; 0]);
+    // One that ends sooner, so that this test does.
+    bench.run(&train("--steps 5 --val-data short.txt --checkpoint ckpt --resume")).success();
+    let made = evaluations();
+    bench.run(&train("--steps 5 --val-data short.txt")).success();
+    assert_eq!(made, evaluations());
+    assert_eq!(made.iter().map(|line| &line["step"]).collect::<Vec<_>>(), [3, 5]);
+    bench.nothing_left();
+}
+
 /// As a job of a chain does whose predecessor has come to the end.
 #[test]
 fn a_training_that_is_over_ends_once_more_with_all_that_an_end_has() {

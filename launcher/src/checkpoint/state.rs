@@ -49,6 +49,8 @@ const LOSS_SCALE: &str = "--loss-scale";
 pub struct State {
     /// How far it had come.
     pub standing: Standing,
+    /// Whether an evaluation was made after its last step; of one that does not tell none is missing.
+    pub evaluated: bool,
     /// What tells it from others of that step.
     pub mark: String,
     dir: PathBuf,
@@ -73,7 +75,8 @@ impl State {
         let standing = standing(step as u64, &told)
             .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
-        let state = State { standing, mark, dir, settings };
+        let evaluated = told["evaluated"] != json!(false);
+        let state = State { standing, evaluated, mark, dir, settings };
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
         Ok(Some(state))
@@ -83,7 +86,8 @@ impl State {
     #[cfg(test)]
     pub fn after(step: usize) -> State {
         let standing = Standing { steps: step as u64, ..Standing::default() };
-        State { standing, mark: String::new(), dir: PathBuf::new(), settings: Map::new() }
+        let (dir, settings) = (PathBuf::new(), Map::new());
+        State { standing, evaluated: true, mark: String::new(), dir, settings }
     }
 
     /// Steps that were made.

@@ -28,7 +28,7 @@ fn trainer(plan: &TrainPlan, steps: u64) -> Trainer<f32> {
 /// Writes the state after so many steps.
 fn written(dir: &Path, steps: u64) {
     let plan = nano();
-    let written = write(&mut trainer(&plan, steps), &plan, dir, &Companions::default()).unwrap();
+    let written = write(&mut trainer(&plan, steps), &plan, dir, &Companions::default(), true).unwrap();
     assert!(written.whole && written.refused.is_none() && written.remark.is_none());
 }
 
@@ -52,7 +52,7 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     written(dir.join("others").as_path(), 3);
     fs::rename(dir.join("others/step-3"), dir.join("step-3")).unwrap();
     fs::remove_dir(dir.join("others")).unwrap();
-    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() });
+    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() }, true);
     let remark = pen.take_place(|dir| Err(Error::system("sync", dir, "Input/output error")));
     let remark = remark.unwrap().expect("a remark");
     assert!(remark.starts_with("the state after step 4 is here, but its name may not survive"), "{remark}");
@@ -86,7 +86,7 @@ fn a_checkpoint_of_which_a_part_is_gone_takes_the_place_of_none() {
     fs::rename(dir.join("step-4"), pen_place(dir, 4)).unwrap();
     fs::create_dir(dir.join("step-3")).unwrap();
     fs::remove_file(pen_place(dir, 4).join("first_moments/model.safetensors")).unwrap();
-    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() });
+    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() }, true);
     let why = pen.take_place(|_| Ok(())).unwrap_err().to_string();
     assert!(why.contains("first_moments"), "{why}");
     assert_eq!(there(dir), [".step-4.unfinished", "step-3"]);

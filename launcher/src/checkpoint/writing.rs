@@ -25,7 +25,7 @@ pub struct Written {
     pub remark: Option<String>,
 }
 
-/// Writes the state of a training after its last step below `dir`; rank 0 holds the pen, and nobody goes on before it has put it down.
+/// Writes the state of a training after its last step, and whether it was `evaluated` there, below `dir`; rank 0 holds the pen, and nobody goes on before it has put it down.
 ///
 /// # Errors
 /// The ranks cannot bring the state together.
@@ -34,11 +34,12 @@ pub fn write<T: Float>(
     plan: &TrainPlan,
     dir: &Path,
     companions: &Companions,
+    evaluated: bool,
 ) -> Result<Written> {
     let standing = trainer.standing();
     let step = standing.steps;
     let lead = trainer.comm().rank() == 0;
-    let mut pen = Pen::new(dir, standing);
+    let mut pen = Pen::new(dir, standing, evaluated);
     if lead {
         pen.attempt(Pen::begin);
     }
@@ -87,14 +88,15 @@ pub fn write<T: Float>(
 pub(super) struct Pen<'a> {
     dir: &'a Path,
     standing: Standing,
+    evaluated: bool,
     refused: Option<String>,
 }
 
 type Attempt<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 impl<'a> Pen<'a> {
-    pub(super) fn new(dir: &'a Path, standing: Standing) -> Self {
-        Pen { dir, standing, refused: None }
+    pub(super) fn new(dir: &'a Path, standing: Standing, evaluated: bool) -> Self {
+        Pen { dir, standing, evaluated, refused: None }
     }
 
     /// What comes of it, if nothing was refused before.
@@ -141,6 +143,7 @@ impl<'a> Pen<'a> {
             "generator": generator(),
             "step": self.step(),
             "skipped": self.standing.skipped,
+            "evaluated": self.evaluated,
             "loss_scale": self.standing.scale.map(|Scale { scale, since, left }| json!({
                 "scale": f64::from(scale), "since": since, "left": left
             })),

@@ -21,7 +21,9 @@ impl<T: Float> Run<'_, T> {
         };
         let began = Instant::now();
         self.tried = self.made;
-        let written = checkpoint::write(&mut self.trainer, self.plan, &checkpoints.dir, &self.companions)?;
+        let evaluated = self.validation.is_some();
+        let (trainer, dir) = (&mut self.trainer, &checkpoints.dir);
+        let written = checkpoint::write(trainer, self.plan, dir, &self.companions, evaluated)?;
         if written.whole {
             self.kept = self.made;
             let path = checkpoints.dir.display().to_string();
