@@ -8,7 +8,8 @@ use crate::train::stop;
 use rustix::io::Errno;
 use serde_json::Value;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,13 +22,38 @@ pub struct Metrics {
     /// Bytes of whole lines; None where the file has more than these.
     whole: Option<u64>,
     /// What a pipe or a terminal has not taken yet, whose reader may pause, for which other ranks do not wait.
-    held: Vec<u8>,
+    held: Held,
+}
+
+/// Lines that wait for a reader.
+#[derive(Default)]
+struct Held {
+    bytes: Vec<u8>,
+    /// How many at the front are taken already. They go when they are half of all, so that no more is moved than taken, however
+    /// little is taken at once.
+    taken: usize,
+}
+
+impl Held {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.taken..]
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.taken += bytes;
+        if self.taken >= self.bytes.len() / 2 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
 }
 
 /// The most that is held.
 const MOST_HELD: usize = 64 << 20;
 /// What a pipe takes at once if it takes anything.
 const PAGE: usize = 4096;
+/// What is read at once of a file that is gone on with.
+const BLOCK: u64 = 64 << 10;
 /// How long a run that is asked to end waits for a reader.
 const LAST: Duration = Duration::from_secs(1);
 
@@ -57,18 +83,18 @@ impl Metrics {
             return Metrics::create(path);
         }
         let refused = |e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display()));
-        let mut file = File::options().read(true).append(true).open(path).map_err(refused)?;
+        let file = File::options().read(true).append(true).open(path).map_err(refused)?;
         // A machine that failed may have left the beginning of a line.
-        let mut text = Vec::new();
-        file.read_to_end(&mut text).map_err(refused)?;
-        let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
+        let whole =
+            lines_end(file.metadata().map_err(refused)?.len(), |part, at| file.read_exact_at(part, at));
+        let whole = whole.map_err(refused)?;
         file.set_len(whole).map_err(refused)?;
         Ok(Metrics::of(file, path, Some(whole)))
     }
 
     fn of(file: File, path: &Path, whole: Option<u64>) -> Self {
         let kept = file.metadata().is_ok_and(|there| there.is_file());
-        Metrics { file, path: path.to_owned(), kept, whole, held: Vec::new() }
+        Metrics { file, path: path.to_owned(), kept, whole, held: Held::default() }
     }
 
     /// Appends one line in one write, if it is not longer than a page and has a reader.
@@ -77,8 +103,10 @@ impl Metrics {
     /// A full disk; then the file ends with the last whole line.
     pub fn line(&mut self, value: &Value) -> Result<()> {
         let text = format!("{value}\n");
-        self.held.extend(text.as_bytes());
-        while self.held.len() > MOST_HELD || (!self.held.is_empty() && self.is_read(Duration::ZERO)) {
+        self.held.bytes.extend(text.as_bytes());
+        while self.held.rest().len() > MOST_HELD
+            || (!self.held.rest().is_empty() && self.is_read(Duration::ZERO))
+        {
             self.write()?;
         }
         Ok(())
@@ -90,22 +118,23 @@ impl Metrics {
 
     /// Writes what is held, to a pipe as many of the lines as it takes at once, or one that is longer.
     fn write(&mut self) -> Result<()> {
-        let (all, ends) = (self.held.len(), |&byte: &u8| byte == b'\n');
+        let (held, ends) = (self.held.rest(), |&byte: &u8| byte == b'\n');
+        let all = held.len();
         let most = match self.kept {
             true => all,
             false => {
-                let within = self.held[..PAGE.min(all)].iter().rposition(ends);
-                within.or_else(|| self.held.iter().position(ends)).map_or(all, |end| end + 1)
+                let within = held[..PAGE.min(all)].iter().rposition(ends);
+                within.or_else(|| held.iter().position(ends)).map_or(all, |end| end + 1)
             }
         };
-        match self.file.write_all(&self.held[..most]) {
+        match self.file.write_all(&held[..most]) {
             Ok(()) => {
-                self.held.drain(..most);
+                self.held.take(most);
                 self.whole = self.whole.map(|bytes| bytes + most as u64);
                 Ok(())
             }
             Err(e) => {
-                self.held.clear();
+                self.held = Held::default();
                 // Pipes and devices cannot be cut; then the reader sees the broken pipe itself.
                 let cut = self.whole.is_some_and(|bytes| self.file.set_len(bytes).is_ok());
                 let rest = if cut { "" } else { " (its last line is incomplete)" };
@@ -119,7 +148,7 @@ impl Metrics {
     /// # Errors
     /// What was written is not all there.
     fn settle(&mut self) -> Result<()> {
-        while !self.held.is_empty() {
+        while !self.held.rest().is_empty() {
             if self.is_read(LAST) {
                 self.write()?;
             } else if stop::asked().is_some() {
@@ -140,10 +169,26 @@ impl Metrics {
     }
 }
 
+/// Where the last whole line ends of so many bytes, which `read` gives from any place on: only the last of them are looked at,
+/// whatever a long training has written before.
+fn lines_end(bytes: u64, mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>) -> io::Result<u64> {
+    let (mut block, mut end) = (vec![0; BLOCK as usize], bytes);
+    while end > 0 {
+        let start = end.saturating_sub(BLOCK);
+        let part = &mut block[..(end - start) as usize];
+        read(part, start)?;
+        if let Some(at) = part.iter().rposition(|&byte| byte == b'\n') {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
 impl Drop for Metrics {
     /// Of a run that fails: its reader gets what it still takes.
     fn drop(&mut self) {
-        while !self.held.is_empty() && self.is_read(LAST) && self.write().is_ok() {}
+        while !self.held.rest().is_empty() && self.is_read(LAST) && self.write().is_ok() {}
     }
 }
 
@@ -220,6 +265,47 @@ mod tests {
             assert!(text.ends_with('\n'));
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_the_last_line_is_found_by_the_end_of_the_file() {
+        let many = [&b"line\n".repeat(100_000)[..], b"half"].concat();
+        let long = [&many[..], &vec![b'x'; 3 * BLOCK as usize]].concat();
+        let most = |text: &[u8]| {
+            let mut seen = 0;
+            let end = lines_end(text.len() as u64, |part, at| {
+                part.copy_from_slice(&text[at as usize..][..part.len()]);
+                seen += part.len() as u64;
+                Ok(())
+            });
+            (end.unwrap(), seen)
+        };
+        assert_eq!(most(&many), (500_000, BLOCK));
+        assert_eq!(most(&long), (500_000, 4 * BLOCK));
+        for (text, end) in [(&b""[..], 0), (b"half", 0), (b"\n", 1), (b"one\ntwo\n", 8)] {
+            assert_eq!(most(text), (end, text.len() as u64), "{text:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        std::fs::write(&path, &many).unwrap();
+        Metrics::append(&path).unwrap().line(&json!({"step": 1})).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.ends_with("line\n{\"step\":1}\n") && text.len() == 500_011, "{}", text.len());
+    }
+
+    #[test]
+    fn what_waits_for_a_reader_is_not_moved_for_each_page() {
+        let all: Vec<u8> = (0..1000 * PAGE).map(|i| i as u8).collect();
+        let mut held = Held { bytes: all.clone(), taken: 0 };
+        let (mut taken, mut moved) = (Vec::<u8>::new(), 0);
+        while !held.rest().is_empty() {
+            let most = held.rest().len().min(PAGE + 1);
+            taken.extend(&held.rest()[..most]);
+            let before = held.bytes.len();
+            held.take(most);
+            moved += if held.bytes.len() < before { held.bytes.len() } else { 0 };
+        }
+        assert!(taken == all && moved <= all.len(), "{moved}");
     }
 
     #[test]
