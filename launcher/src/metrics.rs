@@ -158,6 +158,11 @@ impl Metrics {
                 )));
             }
         }
+        self.sync()
+    }
+
+    /// Brings what is written to the disk.
+    fn sync(&self) -> Result<()> {
         match rustix::fs::fdatasync(&self.file) {
             // Pipes, terminals and devices keep nothing.
             Err(e) if ![Errno::INVAL, Errno::ROFS].contains(&e) => Err(Failure::run(format!(
@@ -218,9 +223,22 @@ impl Record {
     pub fn line(&mut self, progress: &Progress, line: impl FnOnce() -> Value) {
         let Some(metrics) = &mut self.metrics else { return };
         if let Err(e) = metrics.line(&line()) {
-            progress.alarm(&format!("{e}; the run goes on without them"));
-            (self.metrics, self.failure) = (None, Some(e));
+            self.lose(progress, e);
         }
+    }
+
+    /// Brings the lines to the disk that lie on one, before something is kept that goes on after them: a power failure would
+    /// leave a hole there.
+    pub fn sync(&mut self, progress: &Progress) {
+        let Some(metrics) = self.metrics.as_ref().filter(|metrics| metrics.kept) else { return };
+        if let Err(e) = metrics.sync() {
+            self.lose(progress, e);
+        }
+    }
+
+    fn lose(&mut self, progress: &Progress, why: Failure) {
+        progress.alarm(&format!("{why}; the run goes on without them"));
+        (self.metrics, self.failure) = (None, Some(why));
     }
 
     /// Notes that something else could not be written, which costs no model either.
@@ -327,6 +345,31 @@ mod tests {
             matches!(e, Failure::Verdict(_)) && e.to_string().contains("m.jsonl may be incomplete"),
             "{e}"
         );
+    }
+
+    #[test]
+    fn metrics_that_no_disk_has_before_a_checkpoint_are_no_success_and_the_run_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        std::fs::write(&path, "").unwrap();
+        let progress = Progress::new(1, true, crate::args::Colour::Never);
+        let synced = |file| {
+            let metrics = Metrics::of(file, &path, None);
+            let mut record = Record { metrics: Some(metrics), ..Record::default() };
+            record.sync(&progress);
+            record
+        };
+        // A descriptor of which the system refuses that.
+        let unkept = rustix::fs::open(&path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let mut record = synced(unkept.into());
+        record.line(&progress, || panic!("there are no more lines"));
+        let e = record.end().unwrap_err();
+        assert!(matches!(e, Failure::Verdict(_)), "{e}");
+        assert!(e.to_string().ends_with("; the run went on without them"), "{e}");
+        synced(File::options().append(true).open(&path).unwrap()).end().unwrap();
+        // Nobody waits for what has no disk.
+        let (_, pipe) = io::pipe().unwrap();
+        synced(std::os::fd::OwnedFd::from(pipe).into()).end().unwrap();
     }
 
     #[test]

@@ -21,6 +21,7 @@ impl<T: Float> Run<'_, T> {
         };
         let began = Instant::now();
         self.tried = self.made;
+        self.record.sync(&self.progress);
         let evaluated = self.validation.is_some();
         let (trainer, dir) = (&mut self.trainer, &checkpoints.dir);
         let written = checkpoint::write(trainer, self.plan, dir, &self.companions, evaluated)?;
