@@ -127,6 +127,29 @@ impl Checkpoints {
         self.from.as_ref().map_or(0, State::step)
     }
 
+    /// Their directory, for this run alone. What it was planned from may have been written over since.
+    ///
+    /// # Errors
+    /// Another run writes there, or has written there; the system's refusal.
+    pub fn claim(&self) -> Result<Claim> {
+        let claim = Claim::of(&self.dir)?;
+        let there = State::last(&self.dir)?;
+        let mark = |state: Option<&State>| state.map(|state| (state.step(), state.mark.clone()));
+        if mark(there.as_ref()) == mark(self.from.as_ref()) {
+            return Ok(claim);
+        }
+        let told = |state: Option<&State>| match state {
+            Some(state) => format!("the state after step {}", state.step()),
+            None => "no state".to_owned(),
+        };
+        let (then, now) = (told(self.from.as_ref()), told(there.as_ref()));
+        let other = if then == now { " of another run" } else { "" };
+        Err(Failure::usage(format!(
+            "--checkpoint {} had {then} when this run was planned, and has {now}{other} now: start it again",
+            self.dir.display()
+        )))
+    }
+
     /// Whether one is made after this step, counted from 1.
     pub fn due(&self, step: usize) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)

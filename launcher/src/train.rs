@@ -115,7 +115,7 @@ impl<'a, T: Float> Run<'a, T> {
         // Before anything is written anew.
         let companions = if plan.keeps() && lead { save::companions(plan)? } else { Companions::default() };
         let claim = match &plan.checkpoints {
-            Some(checkpoints) if lead => Some(Claim::of(&checkpoints.dir)?),
+            Some(checkpoints) if lead => Some(checkpoints.claim()?),
             _ => None,
         };
         // Rank 0 writes them, and all know whether it does.

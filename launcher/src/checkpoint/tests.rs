@@ -100,3 +100,26 @@ fn a_directory_that_cannot_be_read_to_its_end_is_not_taken_for_an_empty_one() {
     assert_eq!(refused.to_string(), "--checkpoint ckpt: Input/output error");
     assert_eq!(names(Ok("step-4".into())).unwrap(), ["step-3", "step-4"]);
 }
+
+/// Between the plan and the claim another run may come and go.
+#[test]
+fn a_run_does_not_go_on_from_what_it_was_not_planned_with() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    let planned = || Checkpoints { dir: dir.to_owned(), every: 0, steps: 9, from: State::last(dir).unwrap() };
+    let none = planned();
+    none.claim().unwrap();
+    written(dir, 3);
+    let third = planned();
+    third.claim().unwrap();
+    let why = none.claim().err().expect("a refusal").to_string();
+    assert!(why.contains("had no state when") && why.contains("has the state after step 3 now"), "{why}");
+    // A state of the same step that somebody else has made.
+    fs::remove_dir_all(dir.join("step-3")).unwrap();
+    written(dir, 3);
+    let why = third.claim().err().expect("a refusal").to_string();
+    assert!(why.ends_with("has the state after step 3 of another run now: start it again"), "{why}");
+    written(dir, 5);
+    let why = third.claim().err().expect("a refusal").to_string();
+    assert!(why.contains("had the state after step 3") && why.contains("after step 5 now"), "{why}");
+}
