@@ -21,7 +21,19 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Kept {
     spans: Vec<Span>,
-    lost: u64,
+    /// How many more there is room for, and how many of those for which that is kept free.
+    room: usize,
+    reserved: usize,
+    lost: Lost,
+}
+
+/// What there was no room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// How many spans.
+    pub count: u64,
+    /// When the first of them began: all that was over by then is there.
+    pub since: Option<u64>,
 }
 
 /// From when to when something was under way, in nanoseconds of the clock that [`Trace::now`] reads.
@@ -61,7 +73,14 @@ pub enum Of {
 impl Trace {
     /// With room for so many spans.
     pub fn new(capacity: usize) -> Self {
-        let kept = Kept { spans: Vec::with_capacity(capacity), lost: 0 };
+        Trace::reserving(capacity, 0)
+    }
+
+    /// With room for so many, and for so many more (`reserved`) that [`Trace::end_reserved`] ends: what lies around others ends
+    /// after them, and would be the first to be lost.
+    pub fn reserving(capacity: usize, reserved: usize) -> Self {
+        let spans = Vec::with_capacity(capacity + reserved);
+        let kept = Kept { spans, room: capacity, reserved, lost: Lost::default() };
         Trace(Arc::new(Inner { wanted: AtomicBool::new(false), kept: Mutex::new(kept) }))
     }
 
@@ -87,21 +106,38 @@ impl Trace {
 
     /// What began then is over: a span, if it was wanted at its begin or is now.
     pub fn end(&self, of: Of, begun: Begun) {
+        self.over(of, begun, false);
+    }
+
+    /// The same of one for which there is room even when there is none for others, as long as that lasts.
+    pub fn end_reserved(&self, of: Of, begun: Begun) {
+        self.over(of, begun, true);
+    }
+
+    fn over(&self, of: Of, begun: Begun, reserved: bool) {
         if !(begun.wanted || self.is_wanted()) {
             return;
         }
         let span = Span { of, begin: begun.at, end: Trace::now() };
         let mut kept = locked(&self.0.kept);
-        match kept.spans.len() < kept.spans.capacity() {
-            true => kept.spans.push(span),
-            false => kept.lost += 1,
+        let Kept { spans, room, reserved: kept_free, lost } = &mut *kept;
+        let left = if reserved && *kept_free > 0 { kept_free } else { room };
+        match left.checked_sub(1) {
+            Some(less) => {
+                *left = less;
+                spans.push(span);
+            }
+            None => {
+                lost.count += 1;
+                lost.since = Some(lost.since.map_or(span.begin, |since| since.min(span.begin)));
+            }
         }
     }
 
-    /// All spans so far, in the order of their ends, and how many there was no room for.
-    pub fn take(&self) -> (Vec<Span>, u64) {
+    /// All spans so far, in the order of their ends, and what there was no room for.
+    pub fn take(&self) -> (Vec<Span>, Lost) {
         let mut kept = locked(&self.0.kept);
-        let Kept { spans, lost } = std::mem::take(&mut *kept);
+        let Kept { spans, lost, .. } = std::mem::take(&mut *kept);
         (spans, lost)
     }
 }
@@ -148,11 +184,36 @@ mod tests {
         trace.want(true);
         trace.end(of, trace.begin());
         let (spans, lost) = trace.take();
-        assert_eq!((spans.len(), lost), (2, 1));
+        assert_eq!((spans.len(), lost.count), (2, 1));
         for (span, which) in spans.iter().zip(0..) {
             assert!(span.of == Of::Work(7, which) && span.begin <= span.end, "{span:?}");
             assert_eq!(Span::unpack(span.pack()), *span);
         }
+    }
+
+    #[test]
+    fn what_lies_around_others_has_room_of_its_own_and_the_first_that_has_none_is_known() {
+        let trace = Trace::reserving(2, 1);
+        trace.want(true);
+        let around = trace.begin();
+        for which in 0..2 {
+            trace.end(Of::Work(1, which), trace.begin());
+        }
+        let first = trace.begin();
+        trace.end(Of::Work(1, 3), trace.begin());
+        trace.end(Of::Work(1, 2), first);
+        trace.end_reserved(Of::Work(0, 0), around);
+        trace.end_reserved(Of::Work(0, 1), trace.begin());
+        let (spans, lost) = trace.take();
+        let kept: Vec<Of> = spans.iter().map(|span| span.of).collect();
+        assert_eq!(kept, [Of::Work(1, 0), Of::Work(1, 1), Of::Work(0, 0)]);
+        assert_eq!(lost, Lost { count: 3, since: Some(first.at) });
+        // Where none is kept free, it has what room there is.
+        let trace = Trace::new(1);
+        trace.want(true);
+        trace.end_reserved(Of::Work(0, 0), trace.begin());
+        let (spans, lost) = trace.take();
+        assert_eq!((spans.len(), lost), (1, Lost::default()));
     }
 
     #[test]
@@ -183,7 +244,7 @@ mod tests {
         let (spans, lost) = trace.take();
         let [span] = spans[..] else { panic!("{spans:?}") };
         let call = Call { in_place: true, ..Call::new(Kind::AllReduce, DType::F32, 1000) };
-        assert_eq!((span.of, lost), (Of::Call(Fingerprint::of(&call)), 0));
+        assert_eq!((span.of, lost), (Of::Call(Fingerprint::of(&call)), Lost::default()));
         assert!(before <= span.begin && span.begin < late && span.end > late, "{span:?}");
         assert_eq!(Span::unpack(span.pack()), span);
     }

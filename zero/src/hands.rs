@@ -91,7 +91,11 @@ impl Clock {
     /// What began then is over.
     pub fn end(&self, (doing, which): (Doing, usize), begun: Option<Begun>) {
         if let (Some(trace), Some(begun)) = (&self.trace, begun) {
-            trace.end(doing.of(which), begun);
+            match doing {
+                // It ends after all that lies in it.
+                Doing::Step => trace.end_reserved(doing.of(which), begun),
+                _ => trace.end(doing.of(which), begun),
+            }
         }
     }
 

@@ -8,18 +8,21 @@ use crate::agree;
 use crate::failure::Result;
 use crate::files;
 use crate::plan::{Traced, TrainPlan};
-use collectives::trace::{Of, Span, Trace};
+use collectives::trace::{Lost, Of, Span, Trace};
 use collectives::{Communicator, Float};
 use overlap::Overlap;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 use zero::{Doing, Trainer};
 
 /// Spans of all ranks together, some 200 MiB as text.
 const MOST: usize = 1 << 20;
 /// And of one.
 const MOST_OF_A_RANK: usize = 1 << 18;
+/// A step has at least itself, a forward, a backward and an update.
+const LEAST_OF_A_STEP: usize = 4;
 /// Rank 0 fetches the others' under this tag.
 const TAG: u32 = 1;
 
@@ -37,14 +40,23 @@ struct OfRank {
     rank: usize,
     host: String,
     spans: Vec<Span>,
+    /// Those for which there was no room.
+    lost: Lost,
     /// What its times are told from.
     origin: u64,
+}
+
+/// A trace of these steps, with room for so many spans. Some of it is for the steps themselves, which end after all that
+/// lies in them and would be the first to be lost.
+fn room(steps: &RangeInclusive<usize>, spans: usize) -> Trace {
+    let reserved = steps.clone().count().min(spans / LEAST_OF_A_STEP);
+    Trace::reserving(spans - reserved, reserved)
 }
 
 impl<'a> Tracing<'a> {
     /// Has `trainer` say what it does, once that is wanted.
     pub fn begin<T: Float>(wanted: &'a Traced, trainer: &mut Trainer<T>) -> Self {
-        let trace = Trace::new(MOST_OF_A_RANK.min(MOST / trainer.comm().size()));
+        let trace = room(&wanted.steps, MOST_OF_A_RANK.min(MOST / trainer.comm().size()));
         trainer.trace(Some(&trace));
         Tracing { wanted, trace, origin: 0, over: false }
     }
@@ -83,7 +95,7 @@ impl<'a> Tracing<'a> {
         trainer.settle()?;
         trainer.trace(None);
         let ranks = self.collect(trainer.comm())?;
-        Ok(ranks.map(|(ranks, lost)| self.write(&ranks, lost, plan)))
+        Ok(ranks.map(|ranks| self.write(&ranks, plan)))
     }
 
     /// What is to be said of a run that ends before its time.
@@ -94,18 +106,20 @@ impl<'a> Tracing<'a> {
         (!self.over).then(why)
     }
 
-    /// All ranks' spans, and how many there was no room for, on rank 0.
-    fn collect(&self, comm: &Communicator) -> Result<Option<(Vec<OfRank>, u64)>> {
+    /// All ranks' spans, on rank 0.
+    fn collect(&self, comm: &Communicator) -> Result<Option<Vec<OfRank>>> {
         let (spans, lost) = self.trace.take();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let (count, boot, host) = (spans.len(), boot.trim(), collectives::bootstrap::host_name());
-        let said = agree::exchange(comm, &format!("{count} {} {lost} {boot} {host}", self.origin))?;
+        let since = lost.since.map_or("-".to_owned(), |since| since.to_string());
+        let said =
+            agree::exchange(comm, &format!("{count} {} {} {since} {boot} {host}", self.origin, lost.count))?;
         let packed: Vec<u64> = spans.iter().flat_map(|span| span.pack()).collect();
         if comm.rank() > 0 {
             comm.send(&packed[..], 0, TAG)?;
             return Ok(None);
         }
-        let (mut ranks, mut lost) = (Vec::with_capacity(comm.size()), 0);
+        let mut ranks = Vec::with_capacity(comm.size());
         let mut origins: HashMap<&str, u64> = HashMap::new();
         for (rank, text) in said.iter().enumerate() {
             let words: Vec<&str> = text.split(' ').collect();
@@ -118,18 +132,19 @@ impl<'a> Tracing<'a> {
             }
             let (spans, _) = theirs.as_chunks::<4>();
             let spans = spans.iter().map(|&numbers| Span::unpack(numbers)).collect();
-            lost += number(2);
+            let lost = Lost { count: number(2), since: word(3).parse().ok() };
             // Ranks of one host share its clock.
-            let origin = *origins.entry(word(3)).or_insert(number(1));
-            ranks.push(OfRank { rank: comm.job_rank(rank), host: word(4).to_owned(), spans, origin });
+            let origin = *origins.entry(word(4)).or_insert(number(1));
+            ranks.push(OfRank { rank: comm.job_rank(rank), host: word(5).to_owned(), spans, lost, origin });
         }
-        Ok(Some((ranks, lost)))
+        Ok(Some(ranks))
     }
 
-    fn write(&self, ranks: &[OfRank], lost: u64, plan: &TrainPlan) -> Result<String> {
+    fn write(&self, ranks: &[OfRank], plan: &TrainPlan) -> Result<String> {
         let Traced { path, steps } = self.wanted;
         let units: Vec<String> = plan.model.config.units().into_iter().map(|unit| unit.name).collect();
-        let overlap = Overlap::of(ranks.iter().map(|rank| &rank.spans[..]));
+        let overlap = Overlap::of(ranks.iter().map(|rank| (&rank.spans[..], rank.lost.since)));
+        let lost: u64 = ranks.iter().map(|rank| rank.lost.count).sum();
         let about = [
             // By which it is told from other files of this program.
             ("displayTimeUnit", "ms".into()),
@@ -137,7 +152,7 @@ impl<'a> Tracing<'a> {
             ("args", std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect()),
             ("steps", json!([steps.start(), steps.end()])),
             ("spans_without_room", lost.into()),
-            ("overlap", overlap.json()),
+            ("overlap", overlap.as_ref().map_or(Value::Null, Overlap::json)),
         ];
         let mut text = String::from("{\n");
         for (name, value) in about {
@@ -148,12 +163,25 @@ impl<'a> Tracing<'a> {
         text.truncate(text.trim_end_matches([',', '\n']).len());
         text.push_str("\n]\n}\n");
         files::write_whole(path, text.as_bytes())?;
-        let without = match lost {
-            0 => String::new(),
-            lost => format!(" (without {lost} spans, for which there was no room)"),
-        };
         let (first, last) = (steps.start(), steps.end());
-        Ok(format!("trace of steps {first} to {last} in {}{without}: {overlap}", path.display()))
+        let found = found(overlap.as_ref(), lost, ranks.len() * steps.clone().count());
+        Ok(format!("trace of steps {first} to {last} in {}{found}", path.display()))
+    }
+}
+
+/// What a trace is without, and what it shows of the steps that it has whole, of `all`, each rank's counted.
+fn found(overlap: Option<&Overlap>, lost: u64, all: usize) -> String {
+    let without = format!("without {lost} spans, for which there was no room");
+    match overlap {
+        Some(overlap) if lost == 0 => format!(": {overlap}"),
+        Some(overlap) => format!(
+            " ({without}): by the {} of {all} steps of ranks that are whole, {overlap}",
+            overlap.steps()
+        ),
+        None => format!(
+            " ({without}): no step of a rank is whole, so that nothing can be said of its communication; fewer --trace-steps \
+             take less room"
+        ),
     }
 }
 
@@ -240,7 +268,7 @@ mod tests {
             span(Doing::Forward.of(1), 600, 900),
         ];
         let mut text = String::new();
-        OfRank { rank: 4, host: "n7".into(), spans, origin: 500 }
+        OfRank { rank: 4, host: "n7".into(), spans, lost: Lost::default(), origin: 500 }
             .events(&["embed".into(), "b\"0".into()], &mut text);
         let events: Value =
             serde_json::from_str(&format!("[{}]", text.trim_end().trim_end_matches(','))).unwrap();
@@ -263,5 +291,38 @@ mod tests {
         ];
         assert_eq!(rows, expected);
         assert_eq!(events[0]["args"]["name"], "rank 4 on n7");
+    }
+
+    #[test]
+    fn steps_that_are_whole_are_summed_up_where_there_is_no_room_for_all() {
+        // Steps of six spans each.
+        let traced = |steps: RangeInclusive<usize>, spans: usize| {
+            let trace = room(&steps, spans);
+            trace.want(true);
+            for step in steps.clone() {
+                let begun = trace.begin();
+                for unit in 0..5 {
+                    trace.end(Doing::Forward.of(unit), trace.begin());
+                }
+                trace.end_reserved(Doing::Step.of(step), begun);
+            }
+            let (spans, lost) = trace.take();
+            let overlap = Overlap::of([(&spans[..], lost.since)].into_iter());
+            (
+                spans.len(),
+                overlap.as_ref().map(Overlap::steps),
+                found(overlap.as_ref(), lost.count, steps.count()),
+            )
+        };
+        let (spans, whole, said) = traced(3..=6, 24);
+        assert!((spans, whole) == (24, Some(4)) && said.starts_with(": a step takes "), "{said}");
+        let (spans, whole, said) = traced(3..=6, 17);
+        let words = " (without 7 spans, for which there was no room): by the 2 of 4 steps of ranks that are whole, a step takes ";
+        assert!((spans, whole) == (17, Some(2)) && said.starts_with(words), "{said}");
+        let (_, whole, said) = traced(3..=6, 5);
+        assert!(whole.is_none() && said.contains("no step of a rank is whole"), "{said}");
+        // What is reserved for steps leaves room for what lies in them.
+        let (spans, whole, _) = traced(1..=1000, 60);
+        assert_eq!((spans, whole), (60, Some(9)));
     }
 }

@@ -32,7 +32,7 @@ fn traced(stage: Stage, accumulate: usize) -> Vec<(Vec<Span>, Vec<Step>, u64)> {
         }
         trainer.settle().unwrap();
         let (spans, lost) = trace.take();
-        assert_eq!(lost, 0);
+        assert_eq!(lost.count, 0);
         (spans, steps, calls)
     };
     Communicator::on_threads(2, Options::default(), rank)

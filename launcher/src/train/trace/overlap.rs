@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use zero::Doing;
 
-/// Means over the steps of all ranks, in seconds; of calls, what lies in a step.
+/// Means over the steps of all ranks that are whole, in seconds; of calls, what lies in a step.
 #[derive(Debug, PartialEq)]
 pub struct Overlap {
+    /// How many steps, each rank's counted.
+    steps: usize,
     /// What a step takes.
     step: f64,
     /// Of it, what starting, advancing and awaiting calls holds computing up for.
@@ -38,18 +40,20 @@ const ALL: &str = "all";
 type Times = Vec<(u64, u64)>;
 
 impl Overlap {
-    /// Of the spans of each rank.
-    pub fn of<'a>(ranks: impl Iterator<Item = &'a [Span]>) -> Self {
+    /// Of the spans of each rank, and when the first began that there was no room for. None where no step is whole.
+    pub fn of<'a>(ranks: impl Iterator<Item = (&'a [Span], Option<u64>)>) -> Option<Self> {
         let (mut steps, mut totals) = (0, [0u64; 2]);
         let mut sums: BTreeMap<String, [u64; 3]> = BTreeMap::new();
-        for spans in ranks {
+        for (spans, lost) in ranks {
             let of = |wanted: Doing| {
                 let found =
                     spans.iter().filter(move |span| Doing::from(span.of).is_some_and(|(d, _)| d == wanted));
                 found.map(|span| (span.begin, span.end))
             };
-            steps += of(Doing::Step).count();
-            let within = union(of(Doing::Step));
+            // A step that was not over by then may lack some of what lies in it, and so may all later ones.
+            let whole = || of(Doing::Step).filter(|&(_, end)| lost.is_none_or(|since| end <= since));
+            steps += whole().count();
+            let within = union(whole());
             let exposed = both(&union(of(Doing::Exposed)), &within);
             let more = [length(&within), length(&exposed)];
             totals.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
@@ -70,7 +74,10 @@ impl Overlap {
                 sums.entry(of).or_default().iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
             }
         }
-        let mean = |sum: u64| sum as f64 / (steps as f64).max(1.0);
+        if steps == 0 {
+            return None;
+        }
+        let mean = |sum: u64| sum as f64 / steps as f64;
         let calls = |(of, [count, in_flight, exposed]): (String, [u64; 3])| Calls {
             of,
             count: mean(count),
@@ -78,7 +85,12 @@ impl Overlap {
             exposed: mean(exposed) / 1e9,
         };
         let calls = sums.into_iter().map(calls).collect();
-        Overlap { step: mean(totals[0]) / 1e9, exposed: mean(totals[1]) / 1e9, calls }
+        Some(Overlap { steps, step: mean(totals[0]) / 1e9, exposed: mean(totals[1]) / 1e9, calls })
+    }
+
+    /// How many steps it is of, each rank's counted.
+    pub fn steps(&self) -> usize {
+        self.steps
     }
 
     /// All of it.
@@ -92,6 +104,7 @@ impl Overlap {
             })
         };
         json!({
+            "steps_of_ranks": self.steps,
             "seconds_per_step": self.step,
             "exposed_seconds_per_step": self.exposed,
             "of": self.calls.iter().map(of).collect::<Vec<_>>(),
@@ -185,9 +198,11 @@ mod tests {
             span(Doing::Backward.of(1), 10, 20),
         ];
         let other = [span(Doing::Step.of(1), 10, 18), span(Doing::Step.of(2), 26, 38)];
-        let found = Overlap::of([&spans[..], &other].into_iter());
+        let of_all = |lost| Overlap::of([(&spans[..], None), (&other, lost)].into_iter());
+        let found = of_all(None).unwrap();
         let of = |of: &str, count, in_flight, exposed| Calls { of: of.to_owned(), count, in_flight, exposed };
         let expected = Overlap {
+            steps: 4,
             step: 10.0,
             exposed: 5.0 / 4.0,
             calls: vec![
@@ -200,6 +215,10 @@ mod tests {
         let said =
             "a step takes 10.0 s, calls are in flight for 2.8 s of it, and computing is held up for 1.2 s";
         assert_eq!(found.to_string(), said);
-        assert_eq!(Overlap::of([].into_iter()), Overlap { step: 0.0, exposed: 0.0, calls: vec![] });
+        // Of a rank whose room ended in its second step only the first counts, and its times not as 0.
+        let found = of_all(Some(30 * second)).unwrap();
+        assert_eq!((found.steps, found.step), (3, 28.0 / 3.0));
+        assert_eq!(Overlap::of([(&other[..], Some(11 * second))].into_iter()), None);
+        assert_eq!(Overlap::of([].into_iter()), None);
     }
 }
