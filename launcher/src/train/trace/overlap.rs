@@ -67,8 +67,7 @@ impl Overlap {
                 }
             }
             for (of, calls) in calls {
-                let begins = |&&(begin, _): &&(u64, u64)| !both(&[(begin, begin + 1)], &within).is_empty();
-                let count = calls.iter().filter(begins).count() as u64;
+                let count = calls.iter().filter(|&&(begin, _)| is_in(begin, &within)).count() as u64;
                 let in_flight = both(&union(calls.into_iter()), &within);
                 let more = [count, length(&in_flight), length(&both(&in_flight, &exposed))];
                 sums.entry(of).or_default().iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
@@ -156,6 +155,12 @@ fn both(one: &[(u64, u64)], other: &[(u64, u64)]) -> Times {
     all
 }
 
+/// Whether a moment is in times which are in order and without overlaps.
+fn is_in(moment: u64, times: &[(u64, u64)]) -> bool {
+    let begun = times.partition_point(|&(begin, _)| begin <= moment);
+    begun > 0 && moment < times[begun - 1].1
+}
+
 fn length(times: &[(u64, u64)]) -> u64 {
     times.iter().map(|(begin, end)| end - begin).sum()
 }
@@ -174,6 +179,16 @@ mod tests {
         assert_eq!(both(&joined, &[(1, 2), (6, 9), (9, 20)]), [(1, 2), (6, 7), (9, 10)]);
         assert_eq!(both(&joined, &[]), []);
         assert_eq!(length(&joined), 8);
+    }
+
+    #[test]
+    fn a_moment_is_in_times_where_it_shares_something_with_them() {
+        for times in [&[][..], &[(3, 3)], &[(2, 4), (5, 5), (7, 9)], &[(0, 1), (4, 6)]] {
+            for moment in 0..12 {
+                let shares = !both(&[(moment, moment + 1)], times).is_empty();
+                assert_eq!(is_in(moment, times), shares, "{moment} in {times:?}");
+            }
+        }
     }
 
     #[test]
