@@ -255,7 +255,7 @@ impl<T: Exact> Bench<'_, T> {
         let iterations = self.repeats.iterations(bytes);
         let (pure, products, compute) = self.alone(work, iterations)?;
         self.slot.fill(work, comm.rank(), None, &expected)?;
-        let overlapped = (0..iterations).map(|_| self.overlapped(work, products)).collect::<Result<_>>()?;
+        let overlapped = self.beside(work, products, bytes)?;
         drop(expected);
         // With other data, or what an earlier call left would pass for this one's.
         let data = Data { seed: bytes as u64 + 2, ..data };
@@ -330,6 +330,15 @@ impl<T: Exact> Bench<'_, T> {
         self.args.tests.min(products - 1)
     }
 
+    /// Calls with products beside them, after as many that are not timed as before calls alone: the first ones are slow, and
+    /// means would have them.
+    fn beside(&mut self, work: &Work, products: usize, bytes: usize) -> Result<Vec<Timings>> {
+        for _ in 0..self.repeats.warmup(bytes) {
+            self.overlapped(work, products)?;
+        }
+        (0..self.repeats.iterations(bytes)).map(|_| self.overlapped(work, products)).collect()
+    }
+
     /// One call that is started, computed beside, and waited for.
     fn overlapped(&mut self, work: &Work, products: usize) -> Result<Timings> {
         let comm = &self.party.comm;
@@ -378,6 +387,31 @@ mod tests {
     use crate::args::tests::bench;
     use crate::bench::args::BenchCommand;
     use crate::bench::verdict::tests::of_spoiled;
+    use collectives::Options;
+    use collectives::trace::{Of, Trace};
+
+    #[test]
+    fn calls_beside_products_are_warmed_up_too() {
+        let args = bench("overlap all_gather -b 4K -e 4K -n 3 -w 5 --transport threads");
+        let BenchCommand::Overlap(args) = args.command else { panic!("no overlap") };
+        Communicator::on_threads(2, Options::default(), |comm| {
+            let (repeats, _) = check(&args, 2).unwrap();
+            let trace = Trace::new(100);
+            comm.trace(Some(&trace));
+            let party = Party { comm: comm.clone(), native: None, device: None };
+            let work = Work::new(Operation::AllGather, Calls::Started, 4096, 4, 2);
+            let (send, receive) = Slot::<f32>::capacity([work].into_iter(), comm.rank());
+            let slot = Slot::<f32>::new(&comm, send, receive, true).unwrap();
+            let mut bench = Bench { args: &args, repeats: &repeats, party: &party, slot, load: Load::new() };
+            trace.want(true);
+            let timed = bench.beside(&work, 1, 4096).unwrap().len();
+            let (spans, _) = trace.take();
+            let gathers = spans.iter().filter(
+                |span| matches!(span.of, Of::Call(call) if call.to_string().starts_with("all_gather")),
+            );
+            assert_eq!((timed, gathers.count()), (3, 8));
+        });
+    }
 
     #[test]
     fn wrong_elements_after_an_overlapped_call_end_in_exit_code_1() {
