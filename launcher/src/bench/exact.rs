@@ -1,9 +1,10 @@
 //! Data whose reduction is exact in its own type, in any order, so that a wrong element is one whose bits differ
 //! from the expected ones, and no tolerance hides anything.
 //!
-//! Contributions are a pure function of (seed, index, rank). They repeat every [`TILE`] elements, a prime, so
-//! that a part that lands at the place of another differs, and so that filling and checking cost a copy and a
-//! comparison.
+//! Contributions are a pure function of (seed, index, rank). They are one tile of [`TILE`] elements again and again,
+//! a prime, each time from another of its elements on, so that a part that lands at the place of another differs, and so
+//! that filling and checking cost a copy and a comparison. What is said of sums is said of each element of the tile, wherever
+//! it stands.
 //!
 //! - Sum: integers of the whole range, which wrap; floats that are whole numbers times one power of two per
 //!   element, few enough and small enough that every partial sum over any set of ranks is representable.
@@ -16,10 +17,19 @@
 
 use super::operation::{Counts, Operation};
 use collectives::{DType, Element, ReduceOp, bf16, f16};
-use std::iter::{once, repeat};
+use std::iter::once;
 
-/// Elements after which contributions repeat.
+/// Elements of which contributions are made.
 pub const TILE: usize = 65521;
+
+/// Where in the tile that stands which is at `index`. Each repetition begins at another place, by the square of its number, so
+/// that no two parts of several tiles are alike, as far apart as they are.
+fn place(index: usize) -> usize {
+    /// With which usual sizes of parts do not meet those distances.
+    const TURN: usize = 40503;
+    let repetition = index / TILE % TILE;
+    (index + repetition * repetition % TILE * TURN) % TILE
+}
 
 /// So far those that come back from a rounded division are looked for one by one.
 const SMALL: u64 = 64;
@@ -125,7 +135,7 @@ fn mix(mut x: u64) -> u64 {
 impl Data {
     /// Random bits of (index) or of (index, rank).
     fn draw(&self, index: usize, rank: Option<usize>) -> u64 {
-        let index = (index % TILE) as u64;
+        let index = place(index) as u64;
         let rank = rank.map_or(0, |r| r as u64 + 1);
         mix(mix(self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15))
             ^ rank.wrapping_mul(0xd6e8_feb8_6659_fd93))
@@ -298,31 +308,61 @@ fn below<T: Exact>(a: T, b: T) -> bool {
     }
 }
 
-/// One period of a sequence, to fill from and compare with.
-pub struct Tile<T>(Vec<T>);
+/// What a sequence is made of, to fill from and compare with.
+pub struct Tile<T> {
+    /// The index of its first element.
+    start: usize,
+    /// Its elements, or the whole tile where they are as many.
+    values: Vec<T>,
+}
 
 impl<T: Exact> Tile<T> {
-    /// The first `count` elements of a sequence that repeats, or all of its period.
-    fn of(count: usize, at: impl Fn(usize) -> T) -> Self {
-        Tile((0..count.min(TILE)).map(at).collect())
+    /// The `count` elements of a sequence from `start` on.
+    fn of(start: usize, count: usize, at: impl Fn(usize) -> T) -> Self {
+        let values = match count < TILE {
+            true => (start..start + count).map(at).collect(),
+            // The first repetition begins where the tile does.
+            false => (0..TILE).map(at).collect(),
+        };
+        Tile { start, values }
+    }
+
+    /// What stands from the element `at` on, as far as it lies in one piece.
+    fn piece(&self, at: usize) -> &[T] {
+        if self.values.len() < TILE {
+            return &self.values[at..];
+        }
+        let index = self.start + at;
+        let from = place(index);
+        &self.values[from..][..(TILE - from).min(TILE - index % TILE)]
     }
 
     /// What `rank` contributes to a range of up to `count` elements.
     pub fn contribution(data: &Data, rank: usize, count: usize) -> Self {
-        Self::of(count, |i| data.contribution(i, rank))
+        Self::of(0, count, |i| data.contribution(i, rank))
     }
 
     /// Writes the sequence from its start on.
     pub fn fill(&self, out: &mut [T]) {
-        for (to, tile) in out.chunks_mut(self.0.len().max(1)).zip(repeat(&self.0)) {
-            to.copy_from_slice(&tile[..to.len()]);
+        let mut at = 0;
+        while at < out.len() {
+            let piece = self.piece(at);
+            let piece = &piece[..piece.len().min(out.len() - at)];
+            out[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
         }
     }
 
     /// How many of `found` differ in any bit from the sequence.
     fn wrong(&self, found: &[T]) -> u64 {
-        let differ = |a: &[T]| a.iter().zip(&self.0).filter(|(a, b)| a.bits() != b.bits()).count() as u64;
-        found.chunks(self.0.len().max(1)).map(differ).sum()
+        let (mut at, mut wrong) = (0, 0);
+        while at < found.len() {
+            let piece = self.piece(at);
+            let both = found[at..].iter().zip(piece);
+            wrong += both.filter(|(a, b)| a.bits() != b.bits()).count() as u64;
+            at += piece.len();
+        }
+        wrong
     }
 }
 
@@ -362,10 +402,10 @@ impl<T: Exact> Expectation<T> {
         let (data, ranks, rank) = (&self.data, self.data.ranks, self.rank);
         // Elements from `start` on of what one rank gives, or of what all come to.
         let from = |giver: usize, start: usize, found: &[T]| {
-            Tile::of(found.len(), |i| data.contribution(start + i, giver)).wrong(found)
+            Tile::of(start, found.len(), |i| data.contribution(i, giver)).wrong(found)
         };
         let reduced = |start: usize| {
-            data.op.map_or(0, |_| Tile::of(received.len(), |i| data.reduced(start + i)).wrong(received))
+            data.op.map_or(0, |_| Tile::of(start, received.len(), |i| data.reduced(i)).wrong(received))
         };
         let parts = |start: usize| {
             let each = received.chunks((received.len() / ranks).max(1)).enumerate();

@@ -159,6 +159,43 @@ fn a_single_wrong_bit_is_counted() {
 }
 
 #[test]
+fn parts_that_change_places_are_seen_also_if_they_are_of_whole_tiles() {
+    let data = Data { seed: 5, ranks: 4, op: Some(ReduceOp::Sum), foreign: false };
+    for part in [TILE, 2 * TILE, 3 * TILE, 1 << 16, 1 << 10] {
+        let len = 4 * part;
+        let counts = Counts { send: len, receive: len, count: len };
+        let expectation = |operation| Expectation::<i32>::new(operation, &data, 1, 2, counts);
+        for operation in [Operation::AllReduce, Operation::Broadcast] {
+            let mut received: Vec<i32> = match operation {
+                Operation::AllReduce => (0..len).map(|i| data.reduced(i)).collect(),
+                _ => (0..len).map(|i| data.contribution(i, 2)).collect(),
+            };
+            assert_eq!(expectation(operation).wrong(&received), 0, "{operation:?} of parts of {part}");
+            let (first, last) = received.split_at_mut(3 * part);
+            first[..part].swap_with_slice(last);
+            let wrong = expectation(operation).wrong(&received) as usize;
+            assert!(wrong > 2 * part * 9 / 10, "{operation:?} of parts of {part}: {wrong}");
+        }
+        // What is filled in is the same sequence, from its start on.
+        let mut filled = vec![0; len];
+        expectation(Operation::AllReduce).fill(&mut filled);
+        assert!(filled.iter().enumerate().all(|(i, &x)| x == data.contribution::<i32>(i, 1)), "{part}");
+    }
+}
+
+#[test]
+fn no_two_parts_of_usual_sizes_are_alike() {
+    let sizes = (0..28).map(|log| 1 << log).chain((1..9).map(|tiles| tiles * TILE));
+    for part in sizes.clone().chain((0..28).map(|log| 3 << log)) {
+        let few = 64.min(part);
+        for (a, b) in (0..64).flat_map(|a| (0..a).map(move |b| (b, a))) {
+            let alike = |&i: &usize| place(a * part + i * (part / few)) == place(b * part + i * (part / few));
+            assert!((0..few).filter(alike).count() <= few / 4, "{a} and {b} of {part}");
+        }
+    }
+}
+
+#[test]
 fn each_operation_expects_its_own_layout() {
     let data = Data { seed: 9, ranks: 3, op: None, foreign: false };
     let part = 12;
@@ -207,12 +244,12 @@ fn only_what_is_compared_is_made() {
     ] {
         assert_eq!(bytes(operation), own + compared, "{operation:?}");
     }
-    // A call that gets few elements far behind a tile's end asks for those alone, and they are of another period.
+    // A call that gets few elements asks for those alone, and not for those of another repetition.
     let data = Data { seed: 5, ranks: 3, op: Some(ReduceOp::Sum), foreign: false };
     let counts = Counts { send: 3 * TILE, receive: 8, count: 8 };
     let at = |rank| Expectation::<u64>::new(Operation::ReduceScatter, &data, rank, 0, counts);
     let received = |start: usize| (start..start + 8).map(|i| data.reduced(i)).collect::<Vec<u64>>();
-    assert_eq!((at(2).wrong(&received(16)), at(2).wrong(&received(16 + TILE))), (0, 0));
+    assert_eq!((at(2).wrong(&received(16)), at(2).wrong(&received(16 + TILE))), (0, 8));
     assert_eq!(at(2).wrong(&received(15)), 8);
 }
 
