@@ -9,10 +9,11 @@ writes medians, ratios and every raw row to benches/results.
 V is a virtual environment with torch, transformers, accelerate and deepspeed. The peer script is not in this repository:
 torchrun starts it on two ranks of one thread each with --engine (ddp, fsdp2, deepspeed), --stage (0 to 3), --dtype (bf16,
 f32) and --steps. It trains a Llama of the shape of our 32m, 4 sequences of 256 tokens a rank and step, and rank 0 prints a
-line with one JSON object: engine, stage, dtype, step_s (the median step, of an even number the slower one of the two in the
-middle, as of ours), tok_s (tokens a second of all ranks) and rss_mb (peak resident memory). In f32 ours is measured also with
---matmul-precision high, which is no peer's default and decides no target, and each is also set beside what the processor's
-multiply-adds allow, which fma_limit.c measures (it takes a C compiler).
+line with one JSON object: engine, stage, dtype, step_s (the median step without the first two, of an even number the slower
+one of the two in the middle), tok_s (tokens a second of all ranks in such a step) and rss_mb (peak resident memory). Of ours
+the step is the same: the median without the first two. In f32 ours is measured also with --matmul-precision high, which is no
+peer's default and decides no target, and each is also set beside what the processor's multiply-adds allow, which fma_limit.c
+measures (it takes a C compiler).
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def ours(launch, program, dtype, engine, stage, steps):
     flags = f"""--model 32m --data random --ranks {RANKS} --threads 1 --micro-batch 4 --seq {LENGTH} --steps {steps}
                 --stage {stage} --dtype {dtype} --lr 3e-4 --clip 1 --sample 0 --val-fraction 0 {OURS[dtype][engine]}""".split()
     _, lines, summary = sbs.caravan(program, flags, launch)
-    # As the peer does: a mean of two in the middle would be faster than what it counts.
+    # Without the first two, as the peer does; a mean of two in the middle would be faster than what it counts.
     seconds = statistics.median_high(line["seconds"] for line in lines[2:])
     rss = max(rank["peak_rss_bytes"] for rank in summary["ranks"]) / 2**20
     exposed = statistics.median_high(line["exposed_communication_seconds"] for line in lines[2:])
