@@ -67,8 +67,8 @@ fn a_disk_that_is_full_when_a_result_is_written_keeps_what_was_there() {
     let (bin, json, csv, svg) = (
         r"\210\330\064\001",
         "\"generator\": \"caravan 0\"",
-        "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,busbw_gbps,wrong,min_us,\
-         p50_us,p95_us,p99_us,max_us,algorithm,why,messages",
+        "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gb_per_s,busbw_gb_per_s,wrong,\
+         min_us,p50_us,p95_us,p99_us,max_us,algorithm,why,messages",
         "<svg><!-- generator: caravan 0.9.0 -->",
     );
     let page = "<!DOCTYPE html><!-- generator: caravan 0.9.0 -->";

@@ -6,9 +6,9 @@ use super::statistics::Summary;
 use super::table::{Half, Label};
 use serde_json::{Value, json};
 
-/// The first line of a table of values, to which single calls add theirs.
-pub const CSV_NAMES: &str = "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,\
-                             busbw_gbps,wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why,messages";
+/// The first line of a table of values, to which single calls add theirs. GB are 10^9 bytes.
+pub const CSV_NAMES: &str = "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gb_per_s,\
+                             busbw_gb_per_s,wrong,min_us,p50_us,p95_us,p99_us,max_us,algorithm,why,messages";
 
 /// One placement of one size.
 #[derive(Clone, Debug)]
