@@ -3,6 +3,7 @@
 mod lines;
 
 use crate::human;
+use crate::layers;
 use collectives::Communicator;
 pub use lines::{Lines, classes};
 use serde_json::{Value, json};
@@ -18,8 +19,9 @@ pub struct RankReport {
     pub memory: Memory,
     /// Bytes held in all, as predicted.
     pub predicted: usize,
-    /// The process's peak resident set in bytes, shared memory included.
-    pub peak_rss: u64,
+    /// The process's peak resident set in bytes, shared memory included; None where the system does not say, and where the
+    /// process is another rank's too, which says it.
+    pub peak_rss: Option<u64>,
     /// Bytes sent over all steps.
     pub bytes_sent: u64,
     /// Seconds of all steps: in forward and backward.
@@ -47,7 +49,7 @@ impl RankReport {
         }
         let rest = [
             self.predicted as f64,
-            self.peak_rss as f64,
+            self.peak_rss.map_or(-1.0, |bytes| bytes as f64),
             self.bytes_sent as f64,
             self.compute,
             self.exposed,
@@ -72,7 +74,7 @@ impl RankReport {
                 host: wire[6] as usize,
             },
             predicted: wire[7] as usize,
-            peak_rss: wire[8] as u64,
+            peak_rss: (wire[8] >= 0.0).then_some(wire[8] as u64),
             bytes_sent: wire[9] as u64,
             compute: wire[10],
             exposed: wire[11],
@@ -122,12 +124,22 @@ pub fn memory_json(memory: &Memory) -> Value {
     Value::Object(map)
 }
 
-/// The process's peak resident set in bytes; 0 where the system does not say.
-pub fn peak_rss() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
+/// The peak resident set in bytes of the process of this rank of `comm`, if the system says it, and of ranks that are threads of
+/// one process only on the first: the others have no memory of their own that could be told from it.
+pub fn peak_rss(comm: &Communicator) -> Option<u64> {
+    if comm.rank() > 0 && layers::between(comm.transport_name()) == "threads" {
+        return None;
+    }
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Whether the peak of the first of these ranks is of the process of them all.
+fn share_process(ranks: &[RankReport]) -> bool {
+    matches!(ranks, [first, others @ ..] if first.peak_rss.is_some()
+        && !others.is_empty() && others.iter().all(|rank| rank.peak_rss.is_none()))
 }
 
 /// One part of a rank's time.
@@ -175,7 +187,12 @@ impl<'a> Table<'a> {
         }
         table.row("all classes", |r| r.memory.total() as f64, |x| human::bytes(x as u64));
         table.row("as predicted", |r| r.predicted as f64, |x| human::bytes(x as u64));
-        table.row("peak resident", |r| r.peak_rss as f64, |x| human::bytes(x as u64));
+        let (name, unsaid) = match share_process(ranks) {
+            true => ("peak resident, all ranks", ranks[0].peak_rss),
+            false => ("peak resident", None),
+        };
+        let peak = |r: &RankReport| r.peak_rss.or(unsaid).map_or(f64::NAN, |bytes| bytes as f64);
+        table.row(name, peak, |x| if x.is_nan() { "-".to_owned() } else { human::bytes(x as u64) });
         table.lines.title("sent");
         table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
         table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
@@ -200,9 +217,11 @@ impl<'a> Table<'a> {
         if !self.spread {
             return values;
         }
-        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = values.iter().copied().fold(0.0, f64::max);
-        vec![least, values.iter().sum::<f64>() / values.len() as f64, most]
+        // Of those that say it; none do where it is not a number.
+        let said: Vec<f64> = values.into_iter().filter(|x| !x.is_nan()).collect();
+        let least = said.iter().copied().fold(f64::NAN, f64::min);
+        let most = said.iter().copied().fold(f64::NAN, f64::max);
+        vec![least, said.iter().sum::<f64>() / said.len() as f64, most]
     }
 
     fn row(&mut self, name: &str, of: impl Fn(&RankReport) -> f64, show: impl Fn(f64) -> String) {
@@ -214,6 +233,7 @@ impl<'a> Table<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use collectives::Options;
 
     fn report(rank: usize) -> RankReport {
         RankReport {
@@ -227,7 +247,7 @@ mod tests {
                 host: 1,
             },
             predicted: 7,
-            peak_rss: 8,
+            peak_rss: Some(8),
             bytes_sent: 1 << 30,
             compute: 6.0,
             exposed: 1.0,
@@ -244,6 +264,32 @@ mod tests {
         assert_eq!(RankReport::unpack(&r.pack()), r);
         assert_eq!(r.other(), 1.0);
         assert_eq!(r.json(3)["memory"]["total"], (9 << 20) + 16);
+        let unsaid = RankReport { peak_rss: None, ..r };
+        assert_eq!(RankReport::unpack(&unsaid.pack()), unsaid);
+        assert_eq!(
+            (&r.json(3)["peak_rss_bytes"], &unsaid.json(3)["peak_rss_bytes"]),
+            (&json!(8), &Value::Null)
+        );
+    }
+
+    #[test]
+    fn what_a_process_holds_is_not_shown_as_that_of_each_of_its_ranks() {
+        let row = |ranks: &[RankReport]| {
+            let text = table(ranks, 1, Placement::Host, None);
+            let line = text.lines().find(|line| line.contains("peak resident")).unwrap();
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let (own, unsaid) = (report(0), RankReport { peak_rss: None, ..report(0) });
+        assert_eq!(row(&[own, own]), "peak resident 8 B 8 B");
+        assert_eq!(row(&[own]), "peak resident 8 B");
+        assert_eq!(row(&[own, unsaid, unsaid]), "peak resident, all ranks 8 B 8 B 8 B");
+        let mut many = vec![unsaid; 9];
+        assert_eq!(row(&many), "peak resident - - -");
+        many[0] = own;
+        assert_eq!(row(&many), "peak resident, all ranks 8 B 8 B 8 B");
+        // Over threads the first rank speaks for all, and over anything else each for itself.
+        let said = Communicator::on_threads(2, Options::default(), |comm| peak_rss(&comm));
+        assert!(said[0].is_some_and(|bytes| bytes > 1 << 20) && said[1].is_none(), "{said:?}");
     }
 
     #[test]

@@ -317,8 +317,8 @@ impl<'a, T: Float> Run<'a, T> {
         self.progress.finish();
         self.account.total = (self.start.elapsed() - self.apart).as_secs_f64();
         self.account.memory = self.trainer.ledger().held();
-        self.account.peak_rss = report::peak_rss();
         let comm = self.trainer.comm().clone();
+        self.account.peak_rss = report::peak_rss(&comm);
         let ranks = self.account.gather(&comm)?;
         let text = if comm.rank() == 0 { self.summarize(&ranks, kept) } else { String::new() };
         let printed = Printed::new(&comm, self.show.quiet)?;

@@ -5,6 +5,7 @@ use super::read::{Step, Training};
 use crate::bench::plot::COLOURS;
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::layers;
 use crate::machine::PROGRAM;
 use plotters::prelude::RGBColor;
 use serde_json::Value;
@@ -239,7 +240,13 @@ fn memory(trainings: &[Training]) -> String {
     }
     row("all of these".into(), &|rank| rank["memory"]["total"].as_f64());
     row("predicted".into(), &|rank| rank["predicted_bytes"].as_f64());
-    row("peak resident".into(), &|rank| rank["peak_rss_bytes"].as_f64());
+    let peak = |t: &Training| {
+        let most = most(t, &|rank| rank["peak_rss_bytes"].as_f64());
+        // Ranks that are threads have it in one process, whichever of them say so.
+        let shared = of_ranks(t).len() > 1 && layers::between(&t.setting("transport")) == "threads";
+        if shared { format!("{most} (all ranks)") } else { most }
+    };
+    rows.push(("peak resident".into(), trainings.iter().map(peak).collect()));
     format!("<h2>Memory of the rank with the most of each</h2>\n{}", table(trainings, &rows))
 }
 
@@ -402,5 +409,27 @@ mod tests {
         assert!(held.contains("<td>optimizer</td><td>4.00 KiB</td>"), "{held}");
         assert!(held.contains("<td>predicted</td><td>4.00 KiB</td>"), "{held}");
         assert_eq!(ranks(&of(0)) + &memory(&of(0)), "");
+    }
+
+    #[test]
+    fn the_peak_of_a_process_is_told_from_that_of_a_rank() {
+        let of = |transport: &str, peaks: Value| {
+            let ranks: Vec<Value> = peaks
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|peak| json!({"memory": {"optimizer": 1, "total": 1}, "peak_rss_bytes": peak}))
+                .collect();
+            memory(&[training("run", json!({"transport": transport}), json!({"ranks": ranks}))])
+        };
+        for (transport, peaks, cell) in [
+            ("shm", json!([1024, 2048]), "2.00 KiB"),
+            ("threads", json!([2048]), "2.00 KiB"),
+            ("threads", json!([2048, null]), "2.00 KiB (all ranks)"),
+            ("threads+threads", json!([2048, 2048]), "2.00 KiB (all ranks)"),
+        ] {
+            let page = of(transport, peaks);
+            assert!(page.contains(&format!("<td>peak resident</td><td>{cell}</td>")), "{page}");
+        }
     }
 }
