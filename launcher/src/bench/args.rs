@@ -290,8 +290,8 @@ pub struct CollectiveArgs {
     /// the end.
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write one line per size and placement; bandwidths are in GB/s, of 10^9 bytes, and percentiles are of single calls, each over ranks as -a says, and those of -I
-    /// (i_*) of single calls on their slowest ranks.
+    /// Write one line per size and placement; bandwidths are in GB/s, of 10^9 bytes, and percentiles are of single calls, each
+    /// over ranks as -a says, and those of -I (i_*) of single calls on their slowest ranks.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Draw bandwidth and time against size.

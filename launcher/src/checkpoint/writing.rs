@@ -25,7 +25,8 @@ pub struct Written {
     pub remark: Option<String>,
 }
 
-/// Writes the state of a training after its last step, and whether it was `evaluated` there, below `dir`; rank 0 holds the pen, and nobody goes on before it has put it down.
+/// Writes the state of a training after its last step, and whether it was `evaluated` there, below `dir`; rank 0 holds the
+/// pen, and nobody goes on before it has put it down.
 ///
 /// # Errors
 /// The ranks cannot bring the state together.

@@ -300,7 +300,8 @@ fn ranks(trainings: &[Training]) -> String {
     }
     let heads: String = COLUMNS.iter().map(|(name, _)| format!("<th>{name}</th>")).collect();
     format!(
-        "<h2>Ranks of the last run</h2>\n<div class=\"wide\"><table>\n<tr><th></th><th>rank</th>{heads}</tr>\n{rows}</table></div>\n"
+        "<h2>Ranks of the last run</h2>\n<div class=\"wide\"><table>\n<tr><th></th><th>rank</th>{heads}</tr>\n{rows}\
+         </table></div>\n"
     )
 }
 
@@ -391,7 +392,8 @@ mod tests {
         let of = |n: u64| {
             let ranks: Vec<Value> = (0..n)
                 .map(|rank| {
-                    json!({"rank": rank, "seconds": 1 + rank, "bytes_sent": 1024, "memory": {"optimizer": 2048 * rank, "total": 4096},
+                    json!({"rank": rank, "seconds": 1 + rank, "bytes_sent": 1024,
+                           "memory": {"optimizer": 2048 * rank, "total": 4096},
                            "predicted_bytes": 4096})
                 })
                 .collect();
