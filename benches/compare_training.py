@@ -48,7 +48,7 @@ def ours(launch, program, dtype, engine, stage, steps):
     _, lines, summary = sbs.caravan(program, flags, launch)
     # Without the first two, as the peer does; a mean of two in the middle would be faster than what it counts.
     seconds = statistics.median_high(line["seconds"] for line in lines[2:])
-    rss = max(rank["peak_rss_bytes"] for rank in summary["ranks"]) / 2**20
+    rss = max(rank["peak_rss_bytes"] or 0 for rank in summary["ranks"]) / 2**20
     exposed = statistics.median_high(line["exposed_communication_seconds"] for line in lines[2:])
     return {"engine": engine, "stage": stage, "dtype": dtype, "step_s": round(seconds, 4),
             "tok_s": round(lines[0]["tokens"] / seconds, 1), "rss_mb": round(rss), "exposed_s": round(exposed, 4)}
