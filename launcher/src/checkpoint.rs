@@ -48,8 +48,6 @@ pub struct Checkpoints {
     pub dir: PathBuf,
     /// Steps between them; 0: only when the run ends.
     pub every: usize,
-    /// All steps of the training.
-    pub steps: usize,
     /// Where it goes on.
     pub from: Option<State>,
 }
@@ -81,7 +79,7 @@ impl Checkpoints {
             ))),
             _ => {
                 let every = args.checkpoint_every.unwrap_or(EVERY);
-                Ok(Some(Checkpoints { dir, every, steps: args.steps, from }))
+                Ok(Some(Checkpoints { dir, every, from }))
             }
         }
     }
@@ -181,7 +179,7 @@ fn whole(dir: &Path, names: impl Iterator<Item = io::Result<OsString>>) -> Resul
 ///
 /// # Errors
 /// What is in the way: among others anything that is no checkpoint.
-pub fn check_destination(checkpoints: &Checkpoints, parameters: u64) -> Result<()> {
+pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, steps: usize) -> Result<()> {
     let dir = &checkpoints.dir;
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
     // What a run has left that was killed takes room.
@@ -195,7 +193,7 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64) -> Result<(
     }
     let place = hf::check_destination(&pen_place(dir, 0), 0);
     let place = place.map_err(|e| Failure::usage(format!("--checkpoint: {e}")))?;
-    if checkpoints.made() == checkpoints.steps {
+    if checkpoints.made() == steps {
         // There will be no other.
         return Ok(());
     }

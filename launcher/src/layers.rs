@@ -195,6 +195,11 @@ pub fn between(label: &str) -> &str {
     name.rsplit('+').next().unwrap_or_default()
 }
 
+/// Whether ranks over the transport of this label are threads of one process.
+pub fn in_one_process(label: &str) -> bool {
+    between(label) == Transport::Threads.name()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -182,7 +182,7 @@ impl TrainPlan {
             let data: Vec<_> = input.iter().chain(&held).flat_map(Input::named).cloned().collect();
             check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, args.save.as_deref(), &outputs)?;
             if let Some(checkpoints) = &checkpoints {
-                checkpoint::check_destination(checkpoints, model.config.parameters())?;
+                checkpoint::check_destination(checkpoints, model.config.parameters(), args.steps)?;
             }
         }
         if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
@@ -266,7 +266,8 @@ impl TrainPlan {
             &outputs,
         )?;
         let checkpoints = self.checkpoints.as_ref();
-        checkpoints.map_or(Ok(()), |c| checkpoint::check_destination(c, self.model.config.parameters()))
+        checkpoints
+            .map_or(Ok(()), |c| checkpoint::check_destination(c, self.model.config.parameters(), self.steps))
     }
 
     /// Where first weights come from.

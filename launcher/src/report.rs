@@ -127,7 +127,7 @@ pub fn memory_json(memory: &Memory) -> Value {
 /// The peak resident set in bytes of the process of this rank of `comm`, if the system says it, and of ranks that are threads of
 /// one process only on the first: the others have no memory of their own that could be told from it.
 pub fn peak_rss(comm: &Communicator) -> Option<u64> {
-    if comm.rank() > 0 && layers::between(comm.transport_name()) == "threads" {
+    if comm.rank() > 0 && layers::in_one_process(comm.transport_name()) {
         return None;
     }
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

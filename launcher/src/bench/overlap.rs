@@ -194,7 +194,7 @@ fn crowded(args: &OverlapArgs, processors: &[String], comm: &Communicator) -> Op
     let alone = |list: &&String| !list.is_empty() && list.parse::<usize>().is_ok();
     let few = match processors.iter().filter(alone).count() {
         // Of ranks on several hosts nobody here can count what they share.
-        0 if spawn::supervised() || layers::between(comm.transport_name()) == "threads" => {
+        0 if spawn::supervised() || layers::in_one_process(comm.transport_name()) => {
             let all = bind::processors().len();
             let shared = processors.iter().all(|list| *list == processors[0]) && all < 2 * comm.size();
             shared.then(|| format!("{} ranks have {all} processors", comm.size()))

@@ -106,7 +106,7 @@ fn a_directory_that_cannot_be_read_to_its_end_is_not_taken_for_an_empty_one() {
 fn a_run_does_not_go_on_from_what_it_was_not_planned_with() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path();
-    let planned = || Checkpoints { dir: dir.to_owned(), every: 0, steps: 9, from: State::last(dir).unwrap() };
+    let planned = || Checkpoints { dir: dir.to_owned(), every: 0, from: State::last(dir).unwrap() };
     let none = planned();
     none.claim().unwrap();
     written(dir, 3);

@@ -4,7 +4,9 @@ use super::read::{Step, Training};
 use crate::bench::plot::COLOURS;
 use crate::human;
 use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
+use std::ops::Range;
 
 const SIZE: (u32, u32) = (620, 300);
 const GRID: RGBColor = RGBColor(225, 225, 225);
@@ -30,6 +32,7 @@ pub struct Chart {
     pub each: usize,
 }
 
+type Axes<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 /// Of these neighbours one point each, so that there are few enough: their means, and how many that are.
@@ -91,19 +94,7 @@ impl Chart {
             let (least, most) = extent(points().map(|p| p.1));
             let least = if self.from_zero { least.min(0.0) } else { least };
             let (low, high) = room(least, most, self.from_zero);
-            let mut chart = ChartBuilder::on(area)
-                .margin(8)
-                .x_label_area_size(34)
-                .y_label_area_size(64)
-                .build_cartesian_2d(steps.0..steps.1.max(steps.0 + 1.0), low..high)?;
-            let mut mesh = chart.configure_mesh();
-            mesh.x_desc("step")
-                .y_desc(self.unit)
-                .x_labels(6)
-                .y_labels(6)
-                .light_line_style(TRANSPARENT)
-                .bold_line_style(GRID);
-            mesh.x_label_formatter(&|x| human::count(*x)).y_label_formatter(&|y| human::rate(*y)).draw()?;
+            let mut chart = axes(area, steps, low..high, self.unit)?;
             for line in &self.lines {
                 let colour = COLOURS[line.training % COLOURS.len()];
                 // A line of one point would not be seen.
@@ -151,19 +142,7 @@ pub fn parts(training: &Training) -> std::result::Result<String, Box<dyn std::er
         });
         let steps = extent(layers[0].1.iter().map(|p| p.0));
         let (_, high) = room(0.0, layers[3].1.iter().map(|p| p.1).fold(0.0, f64::max), true);
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(34)
-            .y_label_area_size(64)
-            .build_cartesian_2d(steps.0..steps.1.max(steps.0 + 1.0), 0.0..high)?;
-        let mut mesh = chart.configure_mesh();
-        mesh.x_desc("step")
-            .y_desc("ms a step")
-            .x_labels(6)
-            .y_labels(6)
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(GRID);
-        mesh.x_label_formatter(&|x| human::count(*x)).y_label_formatter(&|y| human::rate(*y)).draw()?;
+        let mut chart = axes(area, steps, 0.0..high, "ms a step")?;
         for (colour, points) in layers.iter().rev() {
             let mut outline = points.clone();
             // One step is as wide as the figure.
@@ -188,6 +167,26 @@ fn drawn(
     area.present()?;
     drop(area);
     Ok(text)
+}
+
+/// Where lines are drawn: steps to the right, and what they are of upwards.
+fn axes<'a>(
+    area: &DrawingArea<SVGBackend<'a>, Shift>,
+    steps: (f64, f64),
+    values: Range<f64>,
+    unit: &str,
+) -> std::result::Result<Axes<'a>, Box<dyn std::error::Error>> {
+    let mut chart = ChartBuilder::on(area)
+        .margin(8)
+        .x_label_area_size(34)
+        .y_label_area_size(64)
+        .build_cartesian_2d(steps.0..steps.1.max(steps.0 + 1.0), values)?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("step").y_desc(unit).x_labels(6).y_labels(6);
+    mesh.light_line_style(TRANSPARENT).bold_line_style(GRID);
+    mesh.x_label_formatter(&|x| human::count(*x)).y_label_formatter(&|y| human::rate(*y)).draw()?;
+    drop(mesh);
+    Ok(chart)
 }
 
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {

@@ -243,7 +243,7 @@ fn memory(trainings: &[Training]) -> String {
     let peak = |t: &Training| {
         let most = most(t, &|rank| rank["peak_rss_bytes"].as_f64());
         // Ranks that are threads have it in one process, whichever of them say so.
-        let shared = of_ranks(t).len() > 1 && layers::between(&t.setting("transport")) == "threads";
+        let shared = of_ranks(t).len() > 1 && layers::in_one_process(&t.setting("transport"));
         if shared { format!("{most} (all ranks)") } else { most }
     };
     rows.push(("peak resident".into(), trainings.iter().map(peak).collect()));

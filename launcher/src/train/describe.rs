@@ -378,7 +378,7 @@ mod tests {
 
         let after = |made| {
             let from = Some(State::after(made));
-            let checkpoints = Checkpoints { dir: "c".into(), every: 5, steps: 100, from };
+            let checkpoints = Checkpoints { dir: "c".into(), every: 5, from };
             TrainPlan { checkpoints: Some(checkpoints), ..plan_of("") }
         };
         check("--resume", &after(0), &after(3), &["--resume"]);
