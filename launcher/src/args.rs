@@ -14,7 +14,7 @@ pub use choices::{
     Switch,
 };
 pub use number::Number;
-pub use others::{DoctorArgs, ReportArgs, SbatchArgs, TokenizeArgs};
+pub use others::{CheckpointArgs, DoctorArgs, ReportArgs, SbatchArgs, TokenizeArgs};
 
 use crate::machine::VERSION;
 use clap::{Args, Parser, Subcommand};
@@ -48,6 +48,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Put trainings side by side on a page, from the metrics that they wrote.
     Report(ReportArgs),
+    /// What a state on the disk is of, whether it is as it was written, and its weights as a model.
+    Checkpoint(CheckpointArgs),
     /// Print a Slurm script that runs a command on several nodes.
     Sbatch(SbatchArgs),
     /// What this machine offers, and why something is missing.
@@ -73,6 +75,7 @@ impl Command {
             Command::Plan(_)
             | Command::Tokenize(_)
             | Command::Report(_)
+            | Command::Checkpoint(_)
             | Command::Sbatch(_)
             | Command::Doctor(_) => None,
         }

@@ -1,14 +1,16 @@
 //! Checkpoints: the state of a training on the disk, from which it goes on with the same bits.
 //!
 //! `DIR/step-500` has the weights in f32 and both moments of the optimizer, each as a Hugging Face directory of the model's
-//! shape, and `training.json`: the step, and the settings that it was made with. It comes under that name whole, and those
+//! shape, and `training.json`: the step, the settings that it was made with, and the sums of all files. It comes under that name whole, and those
 //! before it go only then.
 
+mod command;
 mod state;
 #[cfg(test)]
 mod tests;
 mod writing;
 
+pub use command::checkpoint;
 pub use state::State;
 pub use writing::write;
 
@@ -28,6 +30,8 @@ use zero::Kept;
 
 /// What says that a directory is one, and of which step.
 const TRAINING: &str = "training.json";
+/// In it, what tells of each file whether it is still as it was written.
+const FILES: &str = "files";
 /// Before the number of a step.
 const STEP: &str = "step-";
 /// Before and behind it, until it is whole.

@@ -103,6 +103,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Report(args) => runs::report(args),
+        Command::Checkpoint(args) => checkpoint::checkpoint(args),
         Command::Sbatch(args) => sbatch::sbatch(args),
         Command::Doctor(args) => doctor::doctor(args),
     };
@@ -127,7 +128,7 @@ fn never_came(code: u8, why: &str) {
 fn runs_ranks() -> bool {
     let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
     match words.next().as_deref() {
-        None | Some("doctor" | "plan" | "tokenize" | "report" | "sbatch" | "help") => false,
+        None | Some("doctor" | "plan" | "tokenize" | "report" | "checkpoint" | "sbatch" | "help") => false,
         Some("bench") => !words.next().is_some_and(|what| what == "kernels" || what == "plot"),
         Some(_) => true,
     }

@@ -212,6 +212,7 @@ impl Inner {
             Command::Plan(_)
             | Command::Tokenize(_)
             | Command::Report(_)
+            | Command::Checkpoint(_)
             | Command::Sbatch(_)
             | Command::Doctor(_) => ("", ("", false)),
         };

@@ -17,7 +17,10 @@ fn every_command_has_help_with_examples() {
     let bench = bench();
     let help = |command: &str| bench.run(&format!("{command} --help")).success().stdout;
     let all = commands(&help(""));
-    assert_eq!(all, ["train", "plan", "eval", "bench", "tokenize", "report", "sbatch", "doctor"]);
+    assert_eq!(
+        all,
+        ["train", "plan", "eval", "bench", "tokenize", "report", "checkpoint", "sbatch", "doctor"]
+    );
     let below = commands(&help("bench"));
     assert!(
         OPERATIONS

@@ -21,6 +21,7 @@ mod progress;
 mod rates;
 mod reports;
 mod saving;
+mod states;
 mod stopping;
 mod traces;
 mod training;

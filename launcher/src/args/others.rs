@@ -1,5 +1,6 @@
 //! Flags of the commands that run no ranks.
 
+use super::Precision;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -46,6 +47,34 @@ pub struct ReportArgs {
     /// What stands at its top.
     #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
+}
+
+/// Flags of `checkpoint`.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:
+  caravan checkpoint state
+  caravan checkpoint state --verify
+  caravan checkpoint state/step-500 --save model --dtype bf16
+
+A state has the weights and both moments of the optimizer in f32, each as a Hugging Face directory, and training.json, which \
+tells of every file its length and the CRC-32 of its bytes, as zlib has it. Its weights are a model as they are, too, for \
+'caravan eval' and transformers.")]
+pub struct CheckpointArgs {
+    /// What 'caravan train --checkpoint' was given, of which the last state is meant, or a step-N in it.
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Read all of it, and compare it with what was written.
+    #[arg(long)]
+    pub verify: bool,
+    /// Write the weights as a Hugging Face directory, once they have been compared likewise.
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// What the model of --save holds them as [default: what the training computed with].
+    #[arg(long, value_enum, requires = "save")]
+    pub dtype: Option<Precision>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `sbatch`.

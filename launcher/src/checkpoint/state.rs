@@ -1,12 +1,12 @@
 //! A checkpoint that was found, and how a training goes on from it.
 
-use super::{TRAINING, name, steps};
+use super::{TRAINING, name, number, steps};
 use crate::failure::{Failure, Result};
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
 use crate::train::signature;
 use collectives::Float;
 use models::hf;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use zero::{Kept, Scale, Source, Standing, Trainer};
@@ -42,6 +42,9 @@ const TOLD: [&str; 27] = [
     "--reproducible",
 ];
 
+/// Those of which what is kept says only whether they are others.
+const DIGESTS: [&str; 3] = ["--data", "--val-data", "--tokenizer"];
+
 /// What the scale of a loss goes on by.
 const LOSS_SCALE: &str = "--loss-scale";
 
@@ -54,7 +57,7 @@ pub struct State {
     /// What tells it from others of that step.
     pub mark: String,
     dir: PathBuf,
-    settings: Map<String, Value>,
+    told: Value,
 }
 
 impl State {
@@ -63,31 +66,53 @@ impl State {
     /// # Errors
     /// One that cannot be read, or is not whole.
     pub fn last(dir: &Path) -> Result<Option<State>> {
-        let Some((step, dir)) = steps(dir)?.into_iter().max_by_key(|(step, _)| *step) else {
-            return Ok(None);
+        let last = steps(dir)?.into_iter().max_by_key(|(step, _)| *step);
+        last.map(|(step, dir)| State::read(step, dir)).transpose()
+    }
+
+    /// The last one in `dir`, or the one that this is.
+    ///
+    /// # Errors
+    /// There is none, or as [`last`](Self::last).
+    pub fn found(dir: &Path) -> Result<State> {
+        let own = dir.canonicalize().ok().filter(|dir| dir.join(TRAINING).is_file());
+        let step = own.as_ref().and_then(|dir| number(dir.file_name()?.to_str()?));
+        let found = match step {
+            Some(step) => Some(State::read(step, dir.to_owned())?),
+            None if dir.is_dir() => State::last(dir)?,
+            None => None,
         };
-        let refuse = |why: String| Failure::usage(format!("--checkpoint: {}: {why}", dir.display()));
+        found.ok_or_else(|| {
+            let has = if dir.is_dir() { "has no state" } else { "is no directory" };
+            Failure::usage(format!(
+                "checkpoint {}: {has}: name what 'caravan train --checkpoint' was given, or a step-N in it",
+                dir.display()
+            ))
+        })
+    }
+
+    fn read(step: usize, dir: PathBuf) -> Result<State> {
+        let refuse = |why: String| Failure::usage(format!("checkpoint {}: {why}", dir.display()));
         let text = fs::read_to_string(dir.join(TRAINING)).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
         let told: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
-        let settings = told["settings"].as_object().filter(|_| told["step"] == json!(step));
-        let settings =
-            settings.ok_or_else(|| refuse(format!("{TRAINING} is not that of step {step}")))?.clone();
+        if !told["settings"].is_object() || told["step"] != json!(step) {
+            return Err(refuse(format!("{TRAINING} is not that of step {step}")));
+        }
         let standing = standing(step as u64, &told)
             .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
         let evaluated = told["evaluated"] != json!(false);
-        let state = State { standing, evaluated, mark, dir, settings };
+        let state = State { standing, evaluated, mark, dir, told };
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
-        Ok(Some(state))
+        Ok(state)
     }
 
     /// One of which nothing is known but its step.
     #[cfg(test)]
     pub fn after(step: usize) -> State {
         let standing = Standing { steps: step as u64, ..Standing::default() };
-        let (dir, settings) = (PathBuf::new(), Map::new());
-        State { standing, evaluated: true, mark: String::new(), dir, settings }
+        State { standing, evaluated: true, mark: String::new(), dir: PathBuf::new(), told: Value::Null }
     }
 
     /// Steps that were made.
@@ -95,7 +120,28 @@ impl State {
         self.standing.steps as usize
     }
 
-    fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
+    /// Where it lies.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// All that is told of it.
+    pub fn told(&self) -> &Value {
+        &self.told
+    }
+
+    /// A setting that it was made with.
+    pub fn setting(&self, flag: &str) -> Option<&str> {
+        self.told["settings"][flag].as_str()
+    }
+
+    /// The flags that changed what was learnt, without those of which only a digest is known.
+    pub fn learnt_with(&self) -> Vec<String> {
+        let shown = TOLD.into_iter().filter(|flag| !DIGESTS.contains(flag));
+        shown.filter_map(|flag| Some(format!("{flag} {}", self.setting(flag)?))).collect()
+    }
+
+    pub(super) fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
         hf::Checkpoint::open(self.dir.join(name(kept))).map_err(Failure::usage)
     }
 
@@ -104,8 +150,7 @@ impl State {
     /// # Errors
     /// It is not.
     pub fn check_shape(&self, model: &ModelChoice) -> Result<()> {
-        let (there, asked) = (self.settings.get("--model"), format!("{:?}", model.config));
-        if there.and_then(Value::as_str) != Some(&asked) {
+        if self.setting("--model") != Some(&format!("{:?}", model.config)) {
             return Err(Failure::usage(format!(
                 "--model {} has another shape than the training in {}: name that one's, or another --checkpoint",
                 model.name,
@@ -133,7 +178,7 @@ impl State {
     pub fn restore<T: Float>(&self, trainer: &mut Trainer<T>, plan: &TrainPlan) -> Result<()> {
         let (first, second) = (self.open(Kept::FirstMoments)?, self.open(Kept::SecondMoments)?);
         // By other rules a scale begins anew.
-        let then = self.settings.get(LOSS_SCALE).and_then(Value::as_str);
+        let then = self.setting(LOSS_SCALE);
         let scale = self.standing.scale.filter(|_| then == Some(&scaling_told(plan.zero.scaling)));
         let restored = trainer.restore(Standing { scale, ..self.standing }, &mut |kept, spec, range, out| {
             let from = if kept == Kept::FirstMoments { &first } else { &second };
@@ -146,13 +191,13 @@ impl State {
     pub fn differences(&self, plan: &TrainPlan) -> String {
         let now = signature(plan);
         let other = now.iter().filter(|(flag, _)| TOLD.contains(flag)).filter_map(|(flag, value)| {
-            let then = self.settings.get(*flag)?.as_str()?;
-            (then != value).then(|| match *flag {
-                "--data" | "--val-data" | "--tokenizer" => format!("another {flag}"),
-                _ => format!("{flag} {value} instead of {then}"),
+            let then = self.setting(flag)?;
+            (then != value).then(|| match DIGESTS.contains(flag) {
+                true => format!("another {flag}"),
+                false => format!("{flag} {value} instead of {then}"),
             })
         });
-        let ranks = self.settings.get("ranks").and_then(Value::as_str).unwrap_or_default();
+        let ranks = self.setting("ranks").unwrap_or_default();
         let world = plan.ranks.world.to_string();
         let ranks = (ranks != world).then(|| format!("{world} ranks instead of {ranks}"));
         other.chain(ranks).collect::<Vec<_>>().join(", ")

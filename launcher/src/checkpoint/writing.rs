@@ -1,7 +1,8 @@
 //! Writing a checkpoint: rank 0 holds the pen, and what it writes has its name only once it is whole.
 
-use super::{STEP, TRAINING, name, pen_place, remove_unfinished, steps};
+use super::{FILES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
 use crate::about::generator;
+use crate::bench::now;
 use crate::failure::{Failure, Result};
 use crate::plan::TrainPlan;
 use crate::save::Companions;
@@ -41,6 +42,7 @@ pub fn write<T: Float>(
     let step = standing.steps;
     let lead = trainer.comm().rank() == 0;
     let mut pen = Pen::new(dir, standing, evaluated);
+    let mut files = Map::new();
     if lead {
         pen.attempt(Pen::begin);
     }
@@ -66,13 +68,17 @@ pub fn write<T: Float>(
                 Ok(())
             }),
         )?;
-        pen.attempt(|_| match (refused, writer) {
+        let written = pen.attempt(|_| match (refused, writer) {
             (Some(why), _) => Err(why.into()),
             (None, Some(writer)) => Ok(writer.finish()?),
-            (None, None) => Ok(()),
+            (None, None) => Ok(Vec::new()),
         });
+        files.extend(written.into_iter().flatten().map(|(file, sum)| {
+            let told = json!({"bytes": sum.bytes, "crc32": format!("{:08x}", sum.crc32)});
+            (format!("{}/{file}", name(kept)), told)
+        }));
     }
-    let finished = if lead { pen.attempt(|pen| pen.finish(plan)) } else { None };
+    let finished = if lead { pen.attempt(|pen| pen.finish(plan, files)) } else { None };
     let remark = finished.flatten().map(|why| format!("--checkpoint {}: {why}", dir.display()));
     // The others wait here for the pen.
     let mut refused = [u8::from(pen.refused.is_some())];
@@ -135,8 +141,8 @@ impl<'a> Pen<'a> {
         Ok(writer)
     }
 
-    /// Gives it its name, and takes those before away. What has to be said of it, if anything.
-    fn finish(&self, plan: &TrainPlan) -> Attempt<Option<String>> {
+    /// Gives it its name, with what is told of its `files`, and takes those before away. What has to be said of it, if anything.
+    fn finish(&self, plan: &TrainPlan, files: Map<String, Value>) -> Attempt<Option<String>> {
         let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
         let mut settings: Map<String, Value> = settings.collect();
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());
@@ -148,8 +154,11 @@ impl<'a> Pen<'a> {
             "loss_scale": self.standing.scale.map(|Scale { scale, since, left }| json!({
                 "scale": f64::from(scale), "since": since, "left": left
             })),
-            "written": Trace::now(),
+            "written": now(),
+            // Two of the same second are not the same.
+            "clock": Trace::now(),
             "settings": settings,
+            FILES: files,
         });
         let place = self.place();
         let mut file = File::create(place.join(TRAINING))?;

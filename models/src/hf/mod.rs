@@ -7,6 +7,7 @@ mod remarks;
 mod rope;
 mod save;
 mod staging;
+mod sum;
 
 pub use config::check_loadable;
 pub use load::{Checkpoint, check_fetched, has_weights, read_config};
@@ -14,3 +15,4 @@ pub use remarks::Remarks;
 pub use rope::rope_scaling;
 pub use save::{SaveOptions, Writer, check_destination};
 pub use staging::sync_dir;
+pub use sum::Sum;

@@ -9,6 +9,7 @@ use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
 use super::remarks::Remarks;
 use super::staging::{Staging, is_movable};
+use super::sum::{Sum, Summing};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::unfinished::is_mount_point;
@@ -77,7 +78,7 @@ pub struct Writer {
     target: PathBuf,
     /// The file being written. Before `staging`, so that it is closed when the directory that it may be in is removed:
     /// over NFS what is open stays there under another name, and so would the directory.
-    file: Option<File>,
+    file: Option<(File, Summing)>,
     staging: Staging,
     dtype: DType,
     plan: Vec<Planned>,
@@ -90,6 +91,8 @@ pub struct Writer {
     /// What is at the next place may not be what is to be there.
     broken: bool,
     bytes: Vec<u8>,
+    /// What was written, by name.
+    sums: Vec<(String, Sum)>,
 }
 
 impl Writer {
@@ -123,6 +126,7 @@ impl Writer {
             at: (0, 0, 0),
             broken: false,
             bytes: vec![],
+            sums: vec![],
         })
     }
 
@@ -156,7 +160,8 @@ impl Writer {
         for part in values.chunks(CHUNK) {
             self.bytes.clear();
             encode(self.dtype, part, &mut self.bytes);
-            if let Some(out) = &mut self.file {
+            if let Some((out, summing)) = &mut self.file {
+                summing.add(&self.bytes);
                 out.write_all(&self.bytes).map_err(|e| self.refused(file, e))?;
             }
             self.written += self.bytes.len() as u64;
@@ -176,14 +181,22 @@ impl Writer {
             let text = format!("{name} does not belong into a model directory: known are {known}");
             return Err(Error::format(&self.target, text));
         }
-        self.staging.write(name, content)
+        self.write(name, content)
     }
 
-    /// Completes the directory and puts it in its place.
+    fn write(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        let mut summing = Summing::default();
+        summing.add(content);
+        self.staging.write(name, content)?;
+        self.sums.push((name.to_owned(), summing.sum()));
+        Ok(())
+    }
+
+    /// Completes the directory and puts it in its place. Gives back its files, as they were written.
     ///
     /// # Errors
     /// A weight that never came whole, a destination that meanwhile holds something else, or the system's refusal.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(mut self) -> Result<Vec<(String, Sum)>> {
         if self.broken {
             return Err(Error::format(&self.target, "a part of the model could not be written"));
         }
@@ -197,17 +210,21 @@ impl Writer {
                 self.plan.iter().flat_map(|p| p.tensors.iter().map(|(t, _)| (t.clone(), json!(p.name))));
             let map: Map<String, Value> = files.collect();
             let index = json!({"metadata": {"total_size": self.total}, "weight_map": map});
-            self.staging.write(INDEX, format!("{index:#}\n").as_bytes())?;
+            self.write(INDEX, format!("{index:#}\n").as_bytes())?;
         }
-        self.staging.write(CONFIG, self.config.as_bytes())?;
-        self.staging.replace()
+        let config = std::mem::take(&mut self.config);
+        self.write(CONFIG, config.as_bytes())?;
+        self.staging.replace()?;
+        Ok(self.sums)
     }
 
-    fn start_file(&mut self, index: usize) -> Result<File> {
+    fn start_file(&mut self, index: usize) -> Result<(File, Summing)> {
         let planned = &self.plan[index];
         let mut file = self.staging.open(&planned.name)?;
+        let mut summing = Summing::default();
+        summing.add(&planned.header);
         file.write_all(&planned.header).map_err(|e| self.refused(index, e))?;
-        Ok(file)
+        Ok((file, summing))
     }
 
     fn advance(&mut self, elements: usize) -> Result<()> {
@@ -221,8 +238,10 @@ impl Writer {
             self.at = (file, tensor, element);
             return Ok(());
         }
-        if let Some(done) = self.file.take() {
-            self.staging.keep(&self.plan[file].name, done).map_err(|e| self.refused(file, e))?;
+        if let Some((done, summing)) = self.file.take() {
+            let name = self.plan[file].name.clone();
+            self.staging.keep(&name, done).map_err(|e| self.refused(file, e))?;
+            self.sums.push((name, summing.sum()));
         }
         self.at = (file + 1, 0, 0);
         Ok(())
@@ -452,7 +471,7 @@ mod tests {
         let target = home.path().join("m");
         let config = LlamaConfig::preset("nano").unwrap();
         let mut writer = Writer::create(&target, &config, DType::F32, &SaveOptions::default()).unwrap();
-        writer.file = Some(File::options().write(true).open("/dev/full").unwrap());
+        writer.file = Some((File::options().write(true).open("/dev/full").unwrap(), Summing::default()));
         let units = config.units();
         let tensor = &units[0].tensors[0];
         let values = vec![1f32; tensor.len()];

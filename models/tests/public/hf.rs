@@ -49,7 +49,7 @@ pub(super) fn save(
             writer.add(&spec.name, piece)?;
         }
     }
-    writer.finish()
+    writer.finish().map(drop)
 }
 
 pub(super) fn names(dir: &Path) -> Vec<String> {

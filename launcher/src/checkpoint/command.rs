@@ -1,0 +1,207 @@
+//! `caravan checkpoint`: what a state on the disk is of, whether it is still as it was written, and its weights as a model.
+
+use super::state::State;
+use super::{Checkpoints, FILES, name};
+use crate::args::{CheckpointArgs, Precision};
+use crate::failure::{Failure, Result};
+use crate::files;
+use crate::human::{self, several};
+use crate::out;
+use collectives::{Float, bf16, f16};
+use models::LlamaConfig;
+use models::hf::{self, SaveOptions, Sum, Writer};
+use serde_json::{Value, json};
+use std::path::Path;
+use zero::Kept;
+
+/// Elements of a weight that are read and written at once.
+const PIECE: usize = 1 << 20;
+
+/// Characters of a line of flags.
+const WIDTH: usize = 100;
+
+/// Says what it is, compares it with what was written, and writes its weights as a model, as far as that was asked.
+///
+/// # Errors
+/// There is none, or it cannot be read; it is not as it was written; the model cannot be written.
+pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
+    files::check_name("checkpoint", &args.dir, "the name of a directory")?;
+    let state = State::found(&args.dir)?;
+    let weights = state.open(Kept::Weights)?;
+    let told = told_files(&state);
+    let dtype = args.dtype.or(of_training(&state)).unwrap_or(Precision::F32);
+    if let Some(save) = &args.save {
+        files::check_name("--save", save, "the name of a directory")?;
+        Checkpoints::check_apart(&args.dir, "--save", save)?;
+        let bytes = weights.config().parameters().saturating_mul(dtype.dtype().size() as u64);
+        hf::check_destination(save, bytes).map_err(|e| Failure::usage(format!("--save: {e}")))?;
+        hf::check_loadable(weights.config()).map_err(|e| Failure::usage(format!("--save: {e}")))?;
+    }
+    if !args.json {
+        out::text(description(&state, weights.config()))?;
+    }
+    // A model is not made of what is not as it was written.
+    let wanted: &[Kept] = match (args.verify, &args.save) {
+        (true, _) => &Kept::ALL,
+        (false, Some(_)) => &[Kept::Weights],
+        (false, None) => &[],
+    };
+    if !wanted.is_empty() {
+        verify(&state, &told, wanted, !args.json && args.verify)?;
+    }
+    if let Some(save) = &args.save {
+        let written = match dtype {
+            Precision::Bf16 => export::<bf16>(&weights, save),
+            Precision::F16 => export::<f16>(&weights, save),
+            Precision::F32 => export::<f32>(&weights, save),
+        };
+        written.map_err(|e| Failure::run(format!("--save: {e}")))?;
+    }
+    if args.json {
+        let saved =
+            args.save.as_ref().map(|dir| json!({"dir": dir.display().to_string(), "dtype": dtype.name()}));
+        return out::line(json!({
+            "dir": state.dir().display().to_string(), "parameters": weights.config().parameters(),
+            "bytes": bytes(&told), "training": state.told(), "verified": args.verify, "saved": saved,
+        }));
+    }
+    if let Some(save) = &args.save {
+        out::line(format_args!("  saved          in {} as {}", dtype.name(), save.display()))?;
+    }
+    Ok(())
+}
+
+/// A file of the state, and what was written.
+type Told = (String, Sum);
+
+/// Those that are told of beside it.
+fn told_files(state: &State) -> Vec<Told> {
+    let sum = |told: &Value| {
+        let crc32 = u32::from_str_radix(told["crc32"].as_str()?, 16).ok()?;
+        Some(Sum { bytes: told["bytes"].as_u64()?, crc32 })
+    };
+    let files = state.told()[FILES].as_object();
+    files.into_iter().flatten().filter_map(|(name, told)| Some((name.clone(), sum(told)?))).collect()
+}
+
+fn bytes(files: &[Told]) -> u64 {
+    files.iter().map(|(_, sum)| sum.bytes).sum()
+}
+
+/// What the training computed with.
+fn of_training(state: &State) -> Option<Precision> {
+    let dtype = state.setting("--dtype")?;
+    [Precision::Bf16, Precision::F16, Precision::F32].into_iter().find(|one| one.name() == dtype)
+}
+
+/// In a few lines.
+fn description(state: &State, config: &LlamaConfig) -> String {
+    let mut all = format!("{}: the state after step {}", state.dir().display(), state.step());
+    let steps = state.setting("--steps").filter(|steps| *steps != state.step().to_string());
+    all += &steps.map_or(String::new(), |steps| format!(" of {steps}"));
+    if let Some(written) = state.told()["written"].as_str() {
+        all += &format!(", written {written}");
+    }
+    let mut line = |name: &str, text: String| all += &format!("\n  {name:<15}{text}");
+    line("model", format!("{}: {} parameters", shape(config), human::count(config.parameters() as f64)));
+    let files = told_files(state);
+    if !files.is_empty() {
+        let (size, count) = (human::bytes(bytes(&files)), several(files.len(), "file"));
+        line("on the disk", format!("{size} in {count}: weights and both moments of the optimizer, in f32"));
+    }
+    let ranks = state.setting("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
+    line("trained by", several(ranks, "rank"));
+    let (mut name, mut flags) = ("with", String::new());
+    for flag in state.learnt_with() {
+        if !flags.is_empty() && flags.len() + flag.len() > WIDTH {
+            line(name, std::mem::take(&mut flags));
+            name = "";
+        }
+        flags += if flags.is_empty() { "" } else { " " };
+        flags += &flag;
+    }
+    line(name, flags);
+    if let Some(scale) = state.standing.scale {
+        let skipped = several(state.standing.skipped as usize, "step");
+        line("loss scale", format!("{}, and {skipped} skipped", human::as_written(scale.scale)));
+    }
+    all + "\n"
+}
+
+/// A model's, in words.
+fn shape(config: &LlamaConfig) -> String {
+    let layers = several(config.layers, "layer");
+    let heads = match config.heads == config.kv_heads {
+        true => several(config.heads, "head"),
+        false => format!("{}, {} of keys and values", several(config.heads, "head"), config.kv_heads),
+    };
+    let tied = if config.tied { ", tied" } else { "" };
+    format!(
+        "{layers}, hidden {}, {heads}, FFN {}, vocabulary {}{tied}, context {}",
+        config.hidden, config.ffn, config.vocab, config.context
+    )
+}
+
+/// Compares the files of these parts with what was written, and may say of each that it is the same.
+///
+/// # Errors
+/// One that is not, or nothing is told of them.
+fn verify(state: &State, told: &[Told], parts: &[Kept], said: bool) -> Result<()> {
+    let refuse = |why: String| Failure::run(format!("checkpoint {}: {why}", state.dir().display()));
+    for part in parts {
+        let within = format!("{}/", name(*part));
+        let mut of_it = told.iter().filter(|(file, _)| file.starts_with(&within)).peekable();
+        if of_it.peek().is_none() {
+            return Err(refuse(format!(
+                "what was written of {} is not told: nothing can be compared",
+                name(*part)
+            )));
+        }
+        for (file, then) in of_it {
+            let now = Sum::of_file(&state.dir().join(file)).map_err(|e| match state.dir().exists() {
+                true => refuse(e.to_string()),
+                false => {
+                    refuse("a training has put a later state in its place meanwhile: look again".to_owned())
+                }
+            })?;
+            if now.bytes != then.bytes {
+                let lengths = format!("{} bytes were written, and {} are there", then.bytes, now.bytes);
+                return Err(refuse(format!("{file} is not as it was written: {lengths}")));
+            }
+            if now.crc32 != then.crc32 {
+                let sums =
+                    format!("the CRC-32 of its bytes was {:08x}, and is {:08x}", then.crc32, now.crc32);
+                return Err(refuse(format!("{file} is not as it was written: {sums}")));
+            }
+            if said {
+                let (size, crc32) = (human::bytes(now.bytes), now.crc32);
+                out::line(format_args!("  {:<15}{size:>9}  crc32 {crc32:08x}  {file}", "as written"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the weights as a model that holds them as `T`, with what lies beside them.
+fn export<T: Float>(weights: &hf::Checkpoint, save: &Path) -> models::Result<()> {
+    let options = SaveOptions { remarks: weights.remarks().clone(), ..SaveOptions::default() };
+    let mut writer = Writer::create(save, weights.config(), T::DTYPE, &options)?;
+    for (name, content) in weights.companions()? {
+        writer.add_file(name, &content)?;
+    }
+    let mut values = Vec::new();
+    for spec in weights.config().units().into_iter().flat_map(|unit| unit.tensors) {
+        for start in (0..spec.len()).step_by(PIECE) {
+            let range = start..spec.len().min(start + PIECE);
+            values.resize(range.len(), T::from_f32(0.0));
+            weights.read_range(&spec.name, range, &mut values)?;
+            if let Some(value) = values.iter().find(|value| !value.to_f32().is_finite()) {
+                let text =
+                    format!("{} has {} as {}: take another --dtype", spec.name, value.to_f32(), T::DTYPE);
+                return Err(models::Error::format(save, text));
+            }
+            writer.add(&spec.name, &values)?;
+        }
+    }
+    writer.finish().map(drop)
+}

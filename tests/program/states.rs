@@ -1,0 +1,181 @@
+//! `caravan checkpoint`: what a state is of, whether it is as it was written, and its weights as a model.
+
+use crate::bench;
+use crate::disks::{CARAVAN, with_disk};
+use harness::Bench;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+const TRAIN: &str =
+    "train --model nano --data text.txt --seq 16 --micro-batch 1 --sample 0 --quiet --ranks 2 --steps 3";
+
+fn trained(flags: &str) -> Bench {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    bench.run(&format!("{TRAIN} --checkpoint ckpt {flags}")).success();
+    bench
+}
+
+/// CRC-32 bit by bit, as its definition has it.
+fn crc32(bytes: &[u8]) -> u32 {
+    let one = |crc: u32, _| (crc >> 1) ^ (0xedb8_8320 & 0u32.wrapping_sub(crc & 1));
+    !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), one))
+}
+
+/// Names of files below a directory, and their bytes.
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for part in ["first_moments", "second_moments", "weights"] {
+        for entry in fs::read_dir(dir.join(part)).unwrap() {
+            let entry = entry.unwrap();
+            let name = format!("{part}/{}", entry.file_name().to_string_lossy());
+            all.push((name, fs::read(entry.path()).unwrap()));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn a_state_tells_of_every_file_what_was_written() {
+    let bench = trained("--dtype bf16 --save saved");
+    let said = bench.run("checkpoint ckpt --json").success().json();
+    assert_eq!((&said["training"]["step"], &said["verified"]), (&Value::from(3), &Value::from(false)));
+    assert_eq!(said["training"]["settings"]["--dtype"], "bf16");
+    let there = files(&bench.path("ckpt/step-3"));
+    let told = said["training"]["files"].as_object().unwrap();
+    assert_eq!(told.len(), there.len());
+    for (name, bytes) in &there {
+        assert_eq!(told[name]["bytes"], bytes.len(), "{name}");
+        assert_eq!(told[name]["crc32"], format!("{:08x}", crc32(bytes)), "{name}");
+    }
+    let all: usize = there.iter().map(|(_, bytes)| bytes.len()).sum();
+    assert_eq!(said["bytes"], all);
+    // In words, of the directory of the step itself too.
+    let text = bench.run("checkpoint ckpt/step-3 --verify").success().stdout;
+    assert!(text.starts_with("ckpt/step-3: the state after step 3, written 20"), "{text}");
+    assert!(text.contains("trained by     2 ranks\n") && text.contains("--dtype bf16 "), "{text}");
+    assert_eq!(text.matches("as written").count(), there.len(), "{text}");
+    bench.nothing_left();
+}
+
+/// The weights that a training saves are those of its last state, rounded.
+#[test]
+fn the_weights_of_a_state_become_the_model_that_the_training_saves() {
+    for dtype in ["bf16", "f32", "f16"] {
+        let bench = trained(&format!("--dtype {dtype} --save saved"));
+        bench.run("checkpoint ckpt --save model").success();
+        let content = |dir: &str| {
+            let mut names: Vec<_> =
+                fs::read_dir(bench.path(dir)).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+                .into_iter()
+                .map(|name| (fs::read(bench.path(dir).join(&name)).unwrap(), name))
+                .collect::<Vec<_>>()
+        };
+        assert!(content("model") == content("saved"), "{dtype}");
+        // In the place of a model, and otherwise than the training computed.
+        let said = bench.run("checkpoint ckpt --save model --dtype f32 --json").success().json();
+        assert_eq!(said["saved"]["dtype"], "f32");
+        assert!(content("model") == content("ckpt/step-3/weights"), "{dtype}");
+        bench.nothing_left();
+    }
+}
+
+#[test]
+fn a_state_that_is_not_as_it_was_written_is_found_out_and_becomes_no_model() {
+    let bench = trained("");
+    let change = |file: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let path = bench.path("ckpt/step-3").join(file);
+        let whole = fs::read(&path).unwrap();
+        let mut changed = whole.clone();
+        change(&mut changed);
+        fs::write(&path, changed).unwrap();
+        (path, whole)
+    };
+    for (file, of_weights) in [
+        ("weights/model.safetensors", true),
+        ("first_moments/model.safetensors", false),
+        ("second_moments/model.safetensors", false),
+    ] {
+        // A single bit of a number in its midst.
+        let (path, whole) = change(file, &|bytes| *bytes.iter_mut().nth_back(5000).unwrap() ^= 4);
+        let words = [file, "is not as it was written: the CRC-32"];
+        bench.run("checkpoint ckpt --verify").refusal(1, &words);
+        // Without that nothing is read but what is needed.
+        bench.run("checkpoint ckpt").success();
+        let saved = bench.run("checkpoint ckpt --save model");
+        if of_weights {
+            saved.refusal(1, &words);
+            assert!(!bench.path("model").exists());
+        } else {
+            saved.success();
+        }
+        fs::write(path, whole).unwrap();
+    }
+    let (path, whole) = change("weights/config.json", &|bytes| bytes.push(b'\n'));
+    let lengths = format!("{} bytes were written, and {} are there", whole.len(), whole.len() + 1);
+    bench.run("checkpoint ckpt --verify").refusal(1, &["weights/config.json", &lengths]);
+    fs::write(path, whole).unwrap();
+    bench.run("checkpoint ckpt --verify").success();
+    // One that does not tell: nothing is taken for as it was.
+    let (path, whole) = change("training.json", &|bytes| {
+        let mut told: Value = serde_json::from_slice(bytes).unwrap();
+        told.as_object_mut().unwrap().remove("files");
+        *bytes = told.to_string().into_bytes();
+    });
+    bench.run("checkpoint ckpt --verify").refusal(1, &["what was written of weights is not told"]);
+    fs::write(path, whole).unwrap();
+    bench.nothing_left();
+}
+
+#[test]
+fn what_is_no_state_or_no_place_for_a_model_is_refused() {
+    let bench = trained("--save saved");
+    fs::create_dir(bench.path("empty")).unwrap();
+    let before = files(&bench.path("ckpt/step-3"));
+    for (flags, words) in [
+        ("missing", "checkpoint missing: is no directory: name what 'caravan train --checkpoint' was given"),
+        ("empty", "checkpoint empty: has no state: name"),
+        ("saved", "checkpoint saved: has no state: name"),
+        ("text.txt", "checkpoint text.txt: is no directory: name"),
+        ("ckpt --dtype f32", "--save"),
+        ("ckpt --save text.txt", "exists and is not a directory"),
+        ("ckpt --save ckpt/model", "lie in each other"),
+        ("ckpt --save ckpt", "lie in each other"),
+        ("ckpt/step-3 --save ckpt/step-3/weights", "lie in each other"),
+        ("ckpt --save model --dtype f8", "f8"),
+    ] {
+        bench.run(&format!("checkpoint {flags}")).refusal(2, &[words]);
+    }
+    assert!(files(&bench.path("ckpt/step-3")) == before && !bench.path("model").exists());
+    // Of a name that it has not.
+    fs::rename(bench.path("ckpt/step-3"), bench.path("ckpt/step-4")).unwrap();
+    bench.run("checkpoint ckpt").refusal(2, &["training.json is not that of step 4"]);
+    bench.nothing_left();
+}
+
+/// Beyond 65504 there is no f16.
+#[test]
+fn weights_that_the_type_does_not_hold_become_no_model() {
+    let bench = trained("--lr 3e4 --clip 0 --warmup 0");
+    bench
+        .run("checkpoint ckpt --save model --dtype f16")
+        .refusal(1, &["--save", "inf as f16: take another --dtype"]);
+    assert!(!bench.path("model").exists());
+    bench.nothing_left();
+}
+
+#[test]
+fn a_full_disk_takes_no_half_a_model() {
+    let bench = trained("");
+    // There is room for the weights, and not for all that goes with them.
+    let run =
+        format!("{CARAVAN} checkpoint ckpt --dtype bf16 --save disk/model; code=$?; ls -A disk; exit $code");
+    let Some(outcome) = with_disk(&bench, "248k", &run) else { return };
+    let outcome = outcome.refusal(1, &["--save", "disk/model", "No space left"]);
+    assert!(!outcome.stdout.contains("model\n") && !outcome.stdout.contains("saved"), "{}", outcome.stdout);
+    bench.nothing_left();
+}
