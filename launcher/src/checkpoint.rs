@@ -108,19 +108,13 @@ impl Checkpoints {
     /// # Errors
     /// The `flag` and its path.
     pub fn check_apart(dir: &Path, flag: &str, path: &Path) -> Result<()> {
-        // A directory that is there has a place, too.
-        let place = |path: &Path| {
-            let there = path.canonicalize().ok().or_else(|| files::place(path));
-            there.unwrap_or_else(|| path.to_owned())
-        };
-        let (one, other) = (place(dir), place(path));
-        match one.starts_with(&other) || other.starts_with(&one) {
-            true => Err(Failure::usage(format!(
+        match lie_apart(dir, path) {
+            true => Ok(()),
+            false => Err(Failure::usage(format!(
                 "{flag} {} and --checkpoint {} lie in each other: name places apart",
                 path.display(),
                 dir.display()
             ))),
-            false => Ok(()),
         }
     }
 
@@ -158,6 +152,23 @@ impl Checkpoints {
     }
 }
 
+/// Whether neither of two places, where something may be or not, lies in the other.
+fn lie_apart(one: &Path, other: &Path) -> bool {
+    // A directory that is there has a place, too.
+    let place = |path: &Path| {
+        let there = path.canonicalize().ok().or_else(|| files::place(path));
+        there.unwrap_or_else(|| path.to_owned())
+    };
+    let (one, other) = (place(one), place(other));
+    !one.starts_with(&other) && !other.starts_with(&one)
+}
+
+/// What lies in a directory of checkpoints and is none, if anything does.
+fn foreign(dir: &Path) -> Result<Option<OsString>> {
+    let ours = |name: &str| number(name).is_some() || is_unfinished(name);
+    Ok(names(dir)?.into_iter().find(|name| !name.to_str().is_some_and(ours)))
+}
+
 /// The checkpoints in a directory, which need not be there.
 fn steps(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
     let step = |name: &OsString| Some((number(name.to_str()?)?, dir.join(name)));
@@ -188,8 +199,7 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, steps: usiz
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
     // What a run has left that was killed takes room.
     clean(dir);
-    let ours = |name: &str| number(name).is_some() || is_unfinished(name);
-    if let Some(other) = names(dir)?.iter().find(|name| !name.to_str().is_some_and(ours)) {
+    if let Some(other) = foreign(dir)? {
         return refuse(&format!(
             "has {}, which is no checkpoint: name a directory that has nothing else",
             other.to_string_lossy()

@@ -120,14 +120,29 @@ fn a_state_that_is_not_as_it_was_written_is_found_out_and_becomes_no_model() {
     bench.run("checkpoint ckpt --verify").refusal(1, &["weights/config.json", &lengths]);
     fs::write(path, whole).unwrap();
     bench.run("checkpoint ckpt --verify").success();
-    // One that does not tell: nothing is taken for as it was.
-    let (path, whole) = change("training.json", &|bytes| {
-        let mut told: Value = serde_json::from_slice(bytes).unwrap();
-        told.as_object_mut().unwrap().remove("files");
-        *bytes = told.to_string().into_bytes();
-    });
-    bench.run("checkpoint ckpt --verify").refusal(1, &["what was written of weights is not told"]);
-    fs::write(path, whole).unwrap();
+    // Of what nothing is told, or nothing that can be read, nobody says that it is as it was.
+    for (entry, words) in [
+        ("/files/weights~1model.safetensors", "what was written as weights/model.safetensors is not told"),
+        ("/files/weights~1config.json", "what was written as weights/config.json is not told"),
+        ("/files", "what was written as"),
+        (
+            "/files/weights~1model.safetensors/crc32",
+            "what training.json tells of weights/model.safetensors is no length and CRC-32",
+        ),
+    ] {
+        let (path, whole) = change("training.json", &|bytes| {
+            let mut told: Value = serde_json::from_slice(bytes).unwrap();
+            let (above, name) = entry.rsplit_once('/').unwrap();
+            let above = told.pointer_mut(above).unwrap().as_object_mut().unwrap();
+            above.remove(&name.replace("~1", "/")).unwrap();
+            *bytes = told.to_string().into_bytes();
+        });
+        for flags in ["--verify", "--save model2", "--json --verify"] {
+            bench.run(&format!("checkpoint ckpt {flags}")).refusal(1, &[words]);
+        }
+        fs::write(path, whole).unwrap();
+    }
+    assert!(!bench.path("model2").exists());
     bench.nothing_left();
 }
 
@@ -146,6 +161,8 @@ fn what_is_no_state_or_no_place_for_a_model_is_refused() {
         ("ckpt --save ckpt/model", "lie in each other"),
         ("ckpt --save ckpt", "lie in each other"),
         ("ckpt/step-3 --save ckpt/step-3/weights", "lie in each other"),
+        ("ckpt/step-3 --save ckpt/model", "lie in each other"),
+        ("ckpt/step-3 --save ckpt/step-9", "lie in each other"),
         ("ckpt --save model --dtype f8", "f8"),
     ] {
         bench.run(&format!("checkpoint {flags}")).refusal(2, &[words]);
@@ -154,6 +171,9 @@ fn what_is_no_state_or_no_place_for_a_model_is_refused() {
     // Of a name that it has not.
     fs::rename(bench.path("ckpt/step-3"), bench.path("ckpt/step-4")).unwrap();
     bench.run("checkpoint ckpt").refusal(2, &["training.json is not that of step 4"]);
+    // One that lies alone is beside whatever is there.
+    fs::rename(bench.path("ckpt/step-4"), bench.path("step-3")).unwrap();
+    bench.run("checkpoint step-3 --save model").success();
     bench.nothing_left();
 }
 

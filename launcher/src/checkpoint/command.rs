@@ -1,7 +1,7 @@
 //! `caravan checkpoint`: what a state on the disk is of, whether it is still as it was written, and its weights as a model.
 
 use super::state::State;
-use super::{Checkpoints, FILES, name};
+use super::{FILES, TRAINING, foreign, lie_apart, name};
 use crate::args::{CheckpointArgs, Precision};
 use crate::failure::{Failure, Result};
 use crate::files;
@@ -11,6 +11,7 @@ use collectives::{Float, bf16, f16};
 use models::LlamaConfig;
 use models::hf::{self, SaveOptions, Sum, Writer};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 use zero::Kept;
 
@@ -28,26 +29,23 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
     files::check_name("checkpoint", &args.dir, "the name of a directory")?;
     let state = State::found(&args.dir)?;
     let weights = state.open(Kept::Weights)?;
-    let told = told_files(&state);
+    let told = told_files(&state)?;
     let dtype = args.dtype.or(of_training(&state)).unwrap_or(Precision::F32);
     if let Some(save) = &args.save {
         files::check_name("--save", save, "the name of a directory")?;
-        Checkpoints::check_apart(&args.dir, "--save", save)?;
+        check_place(&state, save)?;
         let bytes = weights.config().parameters().saturating_mul(dtype.dtype().size() as u64);
         hf::check_destination(save, bytes).map_err(|e| Failure::usage(format!("--save: {e}")))?;
         hf::check_loadable(weights.config()).map_err(|e| Failure::usage(format!("--save: {e}")))?;
     }
     if !args.json {
-        out::text(description(&state, weights.config()))?;
+        out::text(description(&state, weights.config(), &told))?;
     }
-    // A model is not made of what is not as it was written.
-    let wanted: &[Kept] = match (args.verify, &args.save) {
-        (true, _) => &Kept::ALL,
-        (false, Some(_)) => &[Kept::Weights],
-        (false, None) => &[],
-    };
-    if !wanted.is_empty() {
-        verify(&state, &told, wanted, !args.json && args.verify)?;
+    if args.verify {
+        verify(&state, &told, &Kept::ALL, !args.json)?;
+    } else if args.save.is_some() {
+        // A model is not made of what is not as it was written.
+        verify(&state, &told, &[Kept::Weights], false)?;
     }
     if let Some(save) = &args.save {
         let written = match dtype {
@@ -75,13 +73,39 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
 type Told = (String, Sum);
 
 /// Those that are told of beside it.
-fn told_files(state: &State) -> Vec<Told> {
+///
+/// # Errors
+/// What is told of one cannot be.
+fn told_files(state: &State) -> Result<Vec<Told>> {
     let sum = |told: &Value| {
         let crc32 = u32::from_str_radix(told["crc32"].as_str()?, 16).ok()?;
         Some(Sum { bytes: told["bytes"].as_u64()?, crc32 })
     };
-    let files = state.told()[FILES].as_object();
-    files.into_iter().flatten().filter_map(|(name, told)| Some((name.clone(), sum(told)?))).collect()
+    let files = state.told()[FILES].as_object().into_iter().flatten();
+    let read = |(name, told)| match sum(told) {
+        Some(sum) => Ok((String::clone(name), sum)),
+        None => Err(refused(state, format!("what {TRAINING} tells of {name} is no length and CRC-32"))),
+    };
+    files.map(read).collect()
+}
+
+/// It is not as it was written, as far as that is known.
+fn refused(state: &State, why: String) -> Failure {
+    Failure::run(format!("checkpoint {}: {why}", state.dir().display()))
+}
+
+/// Refuses what would lie in the state, or among those that a training goes on from, which has nothing else there.
+fn check_place(state: &State, save: &Path) -> Result<()> {
+    let own = state.dir().canonicalize().unwrap_or_else(|_| state.dir().to_owned());
+    let among = own.parent().filter(|dir| foreign(dir).is_ok_and(|other| other.is_none()));
+    match lie_apart(among.unwrap_or(&own), save) {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "--save {} and the states that {} is one of lie in each other: name a place apart",
+            save.display(),
+            state.dir().display()
+        ))),
+    }
 }
 
 fn bytes(files: &[Told]) -> u64 {
@@ -95,7 +119,7 @@ fn of_training(state: &State) -> Option<Precision> {
 }
 
 /// In a few lines.
-fn description(state: &State, config: &LlamaConfig) -> String {
+fn description(state: &State, config: &LlamaConfig, files: &[Told]) -> String {
     let mut all = format!("{}: the state after step {}", state.dir().display(), state.step());
     let steps = state.setting("--steps").filter(|steps| *steps != state.step().to_string());
     all += &steps.map_or(String::new(), |steps| format!(" of {steps}"));
@@ -104,9 +128,8 @@ fn description(state: &State, config: &LlamaConfig) -> String {
     }
     let mut line = |name: &str, text: String| all += &format!("\n  {name:<15}{text}");
     line("model", format!("{}: {} parameters", shape(config), human::count(config.parameters() as f64)));
-    let files = told_files(state);
     if !files.is_empty() {
-        let (size, count) = (human::bytes(bytes(&files)), several(files.len(), "file"));
+        let (size, count) = (human::bytes(bytes(files)), several(files.len(), "file"));
         line("on the disk", format!("{size} in {count}: weights and both moments of the optimizer, in f32"));
     }
     let ranks = state.setting("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
@@ -145,41 +168,49 @@ fn shape(config: &LlamaConfig) -> String {
 /// Compares the files of these parts with what was written, and may say of each that it is the same.
 ///
 /// # Errors
-/// One that is not, or nothing is told of them.
+/// One that is not, or of which nothing is told.
 fn verify(state: &State, told: &[Told], parts: &[Kept], said: bool) -> Result<()> {
-    let refuse = |why: String| Failure::run(format!("checkpoint {}: {why}", state.dir().display()));
-    for part in parts {
-        let within = format!("{}/", name(*part));
-        let mut of_it = told.iter().filter(|(file, _)| file.starts_with(&within)).peekable();
-        if of_it.peek().is_none() {
-            return Err(refuse(format!(
-                "what was written of {} is not told: nothing can be compared",
-                name(*part)
-            )));
+    for file in files_of(state, told, parts)? {
+        let Some((_, then)) = told.iter().find(|(name, _)| *name == file) else {
+            return Err(refused(
+                state,
+                format!("what was written as {file} is not told: it cannot be compared"),
+            ));
+        };
+        let now = Sum::of_file(&state.dir().join(&file)).map_err(|e| match state.dir().exists() {
+            true => refused(state, e.to_string()),
+            false => refused(
+                state,
+                "a training has put a later state in its place meanwhile: look again".to_owned(),
+            ),
+        })?;
+        if now.bytes != then.bytes {
+            let lengths = format!("{} bytes were written, and {} are there", then.bytes, now.bytes);
+            return Err(refused(state, format!("{file} is not as it was written: {lengths}")));
         }
-        for (file, then) in of_it {
-            let now = Sum::of_file(&state.dir().join(file)).map_err(|e| match state.dir().exists() {
-                true => refuse(e.to_string()),
-                false => {
-                    refuse("a training has put a later state in its place meanwhile: look again".to_owned())
-                }
-            })?;
-            if now.bytes != then.bytes {
-                let lengths = format!("{} bytes were written, and {} are there", then.bytes, now.bytes);
-                return Err(refuse(format!("{file} is not as it was written: {lengths}")));
-            }
-            if now.crc32 != then.crc32 {
-                let sums =
-                    format!("the CRC-32 of its bytes was {:08x}, and is {:08x}", then.crc32, now.crc32);
-                return Err(refuse(format!("{file} is not as it was written: {sums}")));
-            }
-            if said {
-                let (size, crc32) = (human::bytes(now.bytes), now.crc32);
-                out::line(format_args!("  {:<15}{size:>9}  crc32 {crc32:08x}  {file}", "as written"))?;
-            }
+        if now.crc32 != then.crc32 {
+            let sums = format!("the CRC-32 of its bytes was {:08x}, and is {:08x}", then.crc32, now.crc32);
+            return Err(refused(state, format!("{file} is not as it was written: {sums}")));
+        }
+        if said {
+            let (size, crc32) = (human::bytes(now.bytes), now.crc32);
+            out::line(format_args!("  {:<15}{size:>9}  crc32 {crc32:08x}  {file}", "as written"))?;
         }
     }
     Ok(())
+}
+
+/// The files of these parts: those that are told of, and those that are there.
+fn files_of(state: &State, told: &[Told], parts: &[Kept]) -> Result<BTreeSet<String>> {
+    let mut all = BTreeSet::new();
+    for kept in parts {
+        let part = name(*kept);
+        let of_it = told.iter().filter(|(file, _)| file.split_once('/').is_some_and(|(its, _)| its == part));
+        all.extend(of_it.map(|(file, _)| file.clone()));
+        let there = state.open(*kept)?.files();
+        all.extend(there.iter().filter_map(|path| Some(format!("{part}/{}", path.file_name()?.to_str()?))));
+    }
+    Ok(all)
 }
 
 /// Writes the weights as a model that holds them as `T`, with what lies beside them.

@@ -57,7 +57,7 @@ impl Chart {
         for (training, Training { steps, .. }) in trainings.iter().enumerate() {
             let points: Vec<_> = steps.iter().map(|step| (step.number as f64, of(step))).collect();
             // What is no number breaks a line, and is not told by a mean.
-            for part in points.split(|point| !point.1.is_finite()).filter(|part| !part.is_empty()) {
+            for part in points.split(|point| !can_be_drawn(point.1)).filter(|part| !part.is_empty()) {
                 let (points, each) = thinned(part);
                 chart.each = chart.each.max(each);
                 chart.lines.push(Line { training, points, marked: false });
@@ -69,8 +69,8 @@ impl Chart {
     /// Adds what was found now and then.
     pub fn with_marks<'a>(mut self, marks: impl Iterator<Item = (usize, &'a [(u64, f64)])>) -> Self {
         for (training, found) in marks {
-            let finite = found.iter().filter(|point| point.1.is_finite());
-            let points: Vec<_> = finite.map(|&(step, value)| (step as f64, value)).collect();
+            let drawn = found.iter().filter(|point| can_be_drawn(point.1));
+            let points: Vec<_> = drawn.map(|&(step, value)| (step as f64, value)).collect();
             if !points.is_empty() {
                 self.lines.push(Line { training, points, marked: true });
             }
@@ -134,8 +134,8 @@ pub fn parts(training: &Training) -> std::result::Result<String, Box<dyn std::er
         let layers = PARTS.map(|part| {
             let steps = training.steps.iter().zip(&mut below);
             let tops = steps.map(|(step, top)| {
-                let time = (part.seconds)(step);
-                *top += if time.is_finite() { time * 1e3 } else { 0.0 };
+                let time = (part.seconds)(step) * 1e3;
+                *top += if can_be_drawn(time) { time } else { 0.0 };
                 (step.number as f64, *top)
             });
             (part.colour, thinned(&tops.collect::<Vec<_>>()).0)
@@ -155,6 +155,11 @@ pub fn parts(training: &Training) -> std::result::Result<String, Box<dyn std::er
         }
         Ok(())
     })
+}
+
+/// Whether a value has a place on an axis: between two that are as large as numbers get there are none to mark.
+fn can_be_drawn(value: f64) -> bool {
+    value.abs() < 1e300
 }
 
 fn drawn(
@@ -233,6 +238,21 @@ mod tests {
         assert_eq!(marked.svg().unwrap().matches("<circle").count(), 2);
         assert!(Chart::of("scale", "", &training, |s| s.scale.unwrap_or(f64::NAN)).is_none());
         assert!(parts(&training[0]).unwrap().matches("<polygon").count() == PARTS.len());
+    }
+
+    /// Metrics of others, or damaged ones, may have any number.
+    #[test]
+    fn numbers_at_the_end_of_their_range_are_left_out() {
+        for (one, other) in [(1e308, -1e308), (1.7e308, 1.0), (1e299, -1e299)] {
+            let mut long = step(3, 2.0);
+            long["compute_seconds"] = json!(1.7e306);
+            let training = [read(&[json!({"run": {}}), step(1, one), step(2, other), long]).unwrap()];
+            let chart = Chart::of("loss", "nats", &training, |s| s.loss).unwrap();
+            assert!(
+                chart.svg().unwrap().ends_with("</svg>\n")
+                    && parts(&training[0]).unwrap().ends_with("</svg>\n")
+            );
+        }
     }
 
     #[test]
