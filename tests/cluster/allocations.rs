@@ -122,9 +122,9 @@ impl<'a> Slurm<'a> {
         self.bench.outcome(&mut self.command(line))
     }
 
-    /// How Slurm says that a job has ended; `sbatch --wait` asks seconds later.
-    fn batch(&self, flags: &str) -> String {
-        let job = self.run(&format!("sbatch --parsable {flags}")).success().stdout;
+    /// How Slurm says that a job has ended, submitted `inside` another command or none; `sbatch --wait` asks seconds later.
+    fn batch(&self, inside: &str, flags: &str) -> String {
+        let job = self.run(&format!("{inside} sbatch --parsable {flags}")).success().stdout;
         let until = Instant::now() + Duration::from_secs(120);
         loop {
             let shown = self.run(&format!("scontrol show job {}", job.trim())).success().stdout;
@@ -199,6 +199,7 @@ fn srun_and_sbatch() {
     let plugin = match Mpirun::built_in() {
         None => {
             left_behind(&slurm);
+            submitted_inside_a_step(&slurm);
             refusals(&slurm);
             if slurm.nodes == 2 && ucx {
                 two_nodes(&slurm);
@@ -307,6 +308,17 @@ fn left_behind(slurm: &Slurm<'_>) {
     }
 }
 
+/// A job's script is no rank of the step in which it was submitted, and neither is the shell of an allocation.
+fn submitted_inside_a_step(slurm: &Slurm<'_>) {
+    let line = format!("{CARAVAN} bench barrier -n 3 --ranks 2");
+    slurm.bench.file("inside.sh", format!("#!/bin/bash\n{line} > inside.out 2>&1\n"));
+    slurm.batch("srun -n 1", "inside.sh");
+    let said = fs::read_to_string(slurm.bench.path("inside.out")).unwrap_or_default();
+    assert!(said.contains(" ranks 2 "), "{said}");
+    let table = slurm.run(&format!("srun -n 1 salloc --quiet -n 1 {line}")).success();
+    assert!(table.stdout.contains(" ranks 2 "), "{}", table.stdout);
+}
+
 /// What goes wrong names its rank, and ends the step.
 fn refusals(slurm: &Slurm<'_>) {
     let line = format!("{CARAVAN} {TRAIN}");
@@ -390,14 +402,14 @@ fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     let export = if nodes == 1 { "ALL" } else { "NONE" };
     // As in a shell that is itself a step, whose binding srun would refuse here.
     let step = "SLURM_CPU_BIND=of-a-step,SLURM_CPU_BIND_LIST=0x1";
-    let ended = slurm.batch(&format!("--export={export},{step} job.sh"));
+    let ended = slurm.batch("", &format!("--export={export},{step} job.sh"));
     let said = fs::read_to_string(bench.path("job.out")).unwrap_or_default();
     assert_eq!(ended, "COMPLETED", "{said}");
     same(bench, "own-4", "batch");
     // A job whose ranks fail is a failed job.
     let failing = print.replace("batch.jsonl", "/dev/full").replace("job.out", "bad.out");
     bench.file("bad.sh", bench.run(&failing).success().stdout);
-    assert_eq!(slurm.batch("bad.sh"), "FAILED");
+    assert_eq!(slurm.batch("", "bad.sh"), "FAILED");
     let said = fs::read_to_string(bench.path("bad.out")).unwrap_or_default();
     assert!(said.contains("cannot write metrics"), "{said}");
 }

@@ -2,6 +2,7 @@
 
 mod innermost;
 mod launcher;
+mod pmi;
 mod slurm;
 mod torchrun;
 
@@ -260,31 +261,6 @@ impl Environment<'_> {
         me.token = self.text("OMPI_MCA_orte_precondition_transports");
         Ok(Some(me))
     }
-
-    fn pmi(&self) -> Result<Option<Identity>> {
-        // Hydra's, those of HPE's PALS, and MVAPICH's.
-        let locals = [
-            ("MPI_LOCALRANKID", hosts::OF_HYDRA),
-            ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
-            ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-        ];
-        let said = |&(_, size): &(&'static str, &'static str)| self.text(size).is_some();
-        let (local_rank, local_size) = locals.into_iter().find(said).unwrap_or(locals[0]);
-        let names = Names { rank: "PMI_RANK", world: "PMI_SIZE", local_rank, local_size };
-        let Some(mut me) = self.ranks(&names, Launcher::Pmi)? else { return Ok(None) };
-        // `srun --mpi=pmi2` sets PMI_RANK too, and then Slurm knows more. Under Hydra inside an allocation the Slurm
-        // variables are those of Hydra's proxy, of which there is one a node: where that is one a rank, they agree.
-        if let Some(slurm) = self.slurm()?
-            && (slurm.rank, slurm.world) == (me.rank, me.world)
-        {
-            if self.text(hosts::OF_HYDRA).is_none() || self.above(Launcher::Pmi) == Some(Launcher::Slurm) {
-                return Ok(Some(slurm));
-            }
-            me.rendezvous = slurm.rendezvous;
-        }
-        me.job = self.text("PMI_JOBID").map(|j| format!("pmi-{j}"));
-        Ok(Some(me))
-    }
 }
 
 fn below(small_name: &str, small: usize, large_name: &str, large: usize) -> Result<()> {
@@ -383,19 +359,6 @@ mod tests {
             (me.job, me.token, me.rendezvous),
             (Some("j".into()), Some("t".into()), Some("h:9".into()))
         );
-    }
-
-    #[test]
-    fn each_process_manager_counts_the_ranks_of_a_host_by_its_own_names() {
-        let with = |extra: &[(&'static str, &'static str)]| {
-            let (_, _, rank, size, _) = who(&[&[("PMI_RANK", "5"), ("PMI_SIZE", "8")], extra].concat());
-            (rank, size)
-        };
-        assert_eq!(with(&[("PMI_LOCAL_RANK", "1"), ("PMI_LOCAL_SIZE", "4")]), (Some(1), Some(4)));
-        let mvapich = [("MV2_COMM_WORLD_LOCAL_RANK", "2"), ("MV2_COMM_WORLD_LOCAL_SIZE", "3")];
-        assert_eq!(with(&mvapich), (Some(2), Some(3)));
-        let hydra = [&mvapich[..], &[("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")]].concat();
-        assert_eq!(with(&hydra), (Some(0), Some(2)));
     }
 
     #[test]

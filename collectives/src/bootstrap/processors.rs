@@ -117,6 +117,11 @@ fn walk(from: Option<Pid>, about: impl Fn(Pid) -> About) -> impl Iterator<Item =
     })
 }
 
+/// The name of the process with this number, if it can be seen from here.
+pub(super) fn name_of(pid: u32) -> Option<String> {
+    about(Pid::from_raw(pid as i32)?).map(|(name, _)| name)
+}
+
 /// Name and parent of a process that can be seen.
 type About = Option<(String, Option<Pid>)>;
 

@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 pub(super) struct Evidence<'a> {
     /// Whether this value of PMI_FD is a socket to a process manager.
     manager: &'a dyn Fn(&str) -> bool,
+    /// The name of the process at the other end of that socket, where it can be seen.
+    manages: &'a dyn Fn() -> Option<String>,
     /// The names of the processes above it, the nearest first.
     above: &'a dyn Fn() -> Vec<String>,
 }
@@ -17,13 +19,14 @@ impl Evidence<'_> {
     pub fn of_this_process() -> Self {
         Evidence {
             manager: &|number| hosts::connected(number).is_some(),
+            manages: &|| processors::name_of(hosts::pmi_manager()?),
             above: &|| processors::ancestors().collect(),
         }
     }
 
     /// Of variables that are those of no process.
     pub fn none() -> Self {
-        Evidence { manager: &|_| false, above: &Vec::new }
+        Evidence { manager: &|_| false, manages: &|| None, above: &Vec::new }
     }
 }
 
@@ -67,9 +70,24 @@ impl Environment<'_> {
         }
     }
 
+    /// Whether the nearest of Slurm's processes above this one is a job's script or salloc, and none that starts ranks. Slurm
+    /// names no step to either, so that the one in which the job was submitted, if it was in one, still stands there.
+    pub(super) fn is_of_a_script(&self) -> bool {
+        let script = |name: &String| match name.as_str() {
+            "slurm_script" | "salloc" => Some(true),
+            name => Launcher::Slurm.has(name).then_some(false),
+        };
+        (self.evidence.above)().iter().find_map(script) == Some(true)
+    }
+
     /// Whether this process has a socket of PMI's manager.
     fn is_managed(&self) -> bool {
         self.text("PMI_RANK").is_some() && self.text("PMI_FD").is_some_and(|fd| (self.evidence.manager)(&fd))
+    }
+
+    /// Whether that manager is none of Slurm's, as far as that can be seen.
+    pub(super) fn is_of_another_manager(&self) -> bool {
+        self.is_managed() && (self.evidence.manages)().is_some_and(|name| !Launcher::Slurm.has(&name))
     }
 
     /// Which of srun and `launcher` started this process, as far as that can be seen.
@@ -137,7 +155,7 @@ mod tests {
         let table = [&SLURM, other].concat();
         let lookup = |name: &str| table.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string());
         let above = || above.iter().map(|name| name.to_string()).collect();
-        let evidence = Evidence { manager: &|fd| manager && fd == "9", above: &above };
+        let evidence = Evidence { manager: &|fd| manager && fd == "9", above: &above, ..Evidence::none() };
         Identity::found(&Environment { lookup: &lookup, evidence }).map(|me| me.unwrap())
     }
 
@@ -177,6 +195,25 @@ mod tests {
         assert_eq!(local(&["hydra_pmi_proxy", "slurmstepd"]), (Launcher::Pmi, Some(0), Some(1)));
     }
 
+    /// A rank of Flux's, whose brokers are a step, may have the numbers of its broker.
+    #[test]
+    fn a_manager_that_is_none_of_slurms_is_believed_where_its_rank_has_the_numbers_of_a_step() {
+        let same = [("PMI_RANK", "5"), ("PMI_SIZE", "7"), ("PMI_FD", "9")];
+        let local = [("FLUX_TASK_RANK", "5"), ("FLUX_JOB_SIZE", "7"), ("FLUX_JOB_NNODES", "1")];
+        let table = [&SLURM[..], &same, &local].concat();
+        let of = |name: Option<&str>| {
+            let lookup = |name: &str| table.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string());
+            let manages = || name.map(str::to_owned);
+            let evidence = Evidence { manager: &|_| true, manages: &manages, ..Evidence::none() };
+            let me = Identity::found(&Environment { lookup: &lookup, evidence }).unwrap().unwrap();
+            (me.launcher, me.local_size, me.rendezvous.is_some())
+        };
+        assert_eq!(of(Some("flux-shell")), (Launcher::Pmi, Some(7), false));
+        for slurms in [Some("slurmstepd"), None] {
+            assert_eq!(of(slurms), (Launcher::Slurm, Some(2), true));
+        }
+    }
+
     #[test]
     fn what_was_left_behind_where_a_batch_job_was_submitted_is_not_believed() {
         let batch = [("SLURM_JOB_ID", "77"), ("SLURM_NTASKS", "2")];
@@ -186,7 +223,7 @@ mod tests {
             };
             let who = |above: &[&str]| {
                 let above = || above.iter().map(|name| name.to_string()).collect();
-                let evidence = Evidence { manager: &|_| false, above: &above };
+                let evidence = Evidence { above: &above, ..Evidence::none() };
                 Identity::found(&Environment { lookup: &lookup, evidence }).unwrap().map(|me| me.rank)
             };
             assert_eq!(who(&["slurm_script", "slurmstepd", "systemd"]), None);
@@ -194,6 +231,21 @@ mod tests {
             // A container may hide what is above.
             assert_eq!(who(&["init"]), Some(0));
         }
+    }
+
+    #[test]
+    fn the_step_in_which_a_job_was_submitted_is_not_that_of_its_script() {
+        let rank = |above: &[&str]| {
+            let above = || above.iter().map(|name| name.to_string()).collect();
+            let lookup = |name: &str| SLURM.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string());
+            let evidence = Evidence { above: &above, ..Evidence::none() };
+            Identity::found(&Environment { lookup: &lookup, evidence }).unwrap().map(|me| me.rank)
+        };
+        assert_eq!(rank(&["slurm_script", "slurmstepd"]), None);
+        assert_eq!(rank(&["bash", "salloc", "bash", "slurmstepd"]), None);
+        assert_eq!(rank(&["bash", "slurmstepd", "slurm_script"]), Some(5));
+        // A container may hide what is above.
+        assert_eq!(rank(&["init"]), Some(5));
     }
 
     #[test]
@@ -220,7 +272,7 @@ mod tests {
             [&OMPI[..], &PMI].concat().iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string())
         };
         for (lives, launcher) in [(true, Launcher::Pmi), (false, Launcher::OpenMpi)] {
-            let evidence = Evidence { manager: &|_| lives, above: &Vec::new };
+            let evidence = Evidence { manager: &|_| lives, ..Evidence::none() };
             let me = Identity::found(&Environment { lookup: &lookup, evidence }).unwrap().unwrap();
             assert_eq!(me.launcher, launcher);
         }

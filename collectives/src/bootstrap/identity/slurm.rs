@@ -14,7 +14,7 @@ impl Environment<'_> {
         let Some(text) = self.text("SLURM_STEP_ID").or(self.text("SLURM_STEPID")) else { return Ok(None) };
         let step: i64 =
             text.parse().map_err(|_| Error::Launch(format!("SLURM_STEP_ID={text} is not a whole number")))?;
-        Ok((0..PSEUDO_STEPS).contains(&step).then_some(step))
+        Ok(((0..PSEUDO_STEPS).contains(&step) && !self.is_of_a_script()).then_some(step))
     }
 
     pub(super) fn slurm(&self) -> Result<Option<Identity>> {
