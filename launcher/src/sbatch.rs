@@ -17,6 +17,9 @@ use collectives::MAX_SIZE;
 use collectives::transport::Nodes;
 use std::fmt::Write;
 
+/// How the script starts its ranks.
+const SRUN: &str = "srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block --mem=0";
+
 /// Prints the script.
 ///
 /// # Errors
@@ -113,6 +116,10 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         option("gpus-per-node", &gpus.to_string());
     }
     option("output", args.output.as_deref().unwrap_or("%x-%j.out"));
+    if inner.resumes {
+        // One that is requeued has the same number, and what it said before is worth as much.
+        option("open-mode", "append");
+    }
     for (name, value) in [("time", &args.time), ("partition", &args.partition), ("account", &args.account)] {
         if let Some(value) = value {
             option(name, value);
@@ -127,9 +134,9 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         text.push_str("#SBATCH --no-requeue\n");
     }
     // All of the script's environment, also where the job itself took none of the submitter's; and ranks that have come to
-    // their end leave rank 0 the time that it needs to write, whatever WaitTime the site has.
-    let mut srun: Vec<String> =
-        ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--wait=0"].map(str::to_owned).into();
+    // their end leave rank 0 the time that it needs to write, whatever WaitTime the site has. Ranks of a node follow each other,
+    // and have all of the job's memory there, whatever an allocation in which the job was submitted had asked for.
+    let mut srun: Vec<String> = SRUN.split(' ').map(str::to_owned).collect();
     let usual = || plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
     if let Some(mpi) = args.mpi.as_deref().or_else(usual) {
         srun.push(format!("--mpi={}", quote(mpi)));
@@ -151,7 +158,9 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
          # Submitted from inside a step: srun would take that step's processors for those that were asked for.\n\
          if [ -n \"${{SLURM_CPU_BIND_LIST:-}}\" ]; then\n    \
          unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE\n\
-         fi\n\n\
+         fi\n\
+         # Or from an allocation that deals out what it has among its tasks: srun would do so with what this job has.\n\
+         unset SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_TRES_PER_TASK\n\n\
          {}\n",
         srun.join(" ")
     );
@@ -304,8 +313,10 @@ pub mod tests {
             "#SBATCH --time=1:00:00",
             "#SBATCH --signal=TERM@300",
             "#SBATCH --no-requeue",
-            "srun --export=ALL --kill-on-bad-exit=1 --wait=0 --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model \
-             llama-3.2-1b --data 'it'\\''s.bin' --save m",
+            &format!(
+                "{SRUN} --cpus-per-task=4 '/opt/my tools/caravan' train --device cuda --model llama-3.2-1b --data 'it'\\''s.bin' \
+                 --save m"
+            ),
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
         }
@@ -322,6 +333,15 @@ pub mod tests {
     }
 
     #[test]
+    fn a_job_that_resumes_may_be_requeued_and_keeps_its_log() {
+        let append = "#SBATCH --open-mode=append\n";
+        let text = of("caravan sbatch --nodes 2 -- train --checkpoint c --resume --save m").unwrap();
+        assert!(text.contains(append) && !text.contains("requeue"), "it goes on where it was: {text}");
+        let text = of("caravan sbatch --nodes 2 -- train --checkpoint c --save m").unwrap();
+        assert!(!text.contains(append) && text.contains("requeue"), "it begins anew: {text}");
+    }
+
+    #[test]
     fn mpi_comes_with_its_plugin() {
         let Some(plugin) = plugin() else {
             let e = of("caravan sbatch --nodes 2 -- bench all_reduce --transport mpi").unwrap_err();
@@ -334,15 +354,10 @@ pub mod tests {
             let text =
                 of(&format!("caravan sbatch --nodes 2 -- bench all_reduce --transport {transport}")).unwrap();
             assert!(!text.contains("requeue"), "it saves nothing: {text}");
-            assert!(
-                text.contains(&format!("srun --export=ALL --kill-on-bad-exit=1 --wait=0 --mpi={plugin} ")),
-                "{text}"
-            );
+            assert!(text.contains(&format!("{SRUN} --mpi={plugin} ")), "{text}");
         }
         let text = of("caravan sbatch --nodes 2 --mpi other -- bench all_reduce --transport mpi").unwrap();
         assert!(text.contains(" --mpi=other "), "{text}");
-        let text = of("caravan sbatch --nodes 2 -- train --checkpoint c --resume --save m").unwrap();
-        assert!(!text.contains("requeue"), "it goes on where it was: {text}");
         let text = of("caravan sbatch --nodes 2 -- bench all_reduce").unwrap();
         assert!(!text.contains("--mpi"), "{text}");
     }

@@ -402,10 +402,22 @@ fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     let export = if nodes == 1 { "ALL" } else { "NONE" };
     // As in a shell that is itself a step, whose binding srun would refuse here.
     let step = "SLURM_CPU_BIND=of-a-step,SLURM_CPU_BIND_LIST=0x1";
-    let ended = slurm.batch("", &format!("--export={export},{step} job.sh"));
+    // And in an allocation that asked for more, or otherwise, than this job does.
+    let outer =
+        "SLURM_MEM_PER_CPU=100,SLURM_MEM_PER_NODE=200,SLURM_DISTRIBUTION=cyclic,SLURM_GPUS_PER_TASK=1";
+    let ended = slurm.batch("", &format!("--export={export},{step},{outer} job.sh"));
     let said = fs::read_to_string(bench.path("job.out")).unwrap_or_default();
     assert_eq!(ended, "COMPLETED", "{said}");
     same(bench, "own-4", "batch");
+    if nodes == 2 {
+        let (before, _) = text.split_once(&format!(" {CARAVAN} ")).expect("its ranks are started");
+        bench.file("where.sh", format!("{before} --label printenv SLURM_NODEID\n"));
+        slurm.batch("", &format!("--export={export},{outer} --output=where.out where.sh"));
+        let said = fs::read_to_string(bench.path("where.out")).unwrap_or_default();
+        let mut nodes: Vec<&str> = said.lines().map(str::trim).collect();
+        nodes.sort_unstable();
+        assert_eq!(nodes, ["0: 0", "1: 0", "2: 1", "3: 1"]);
+    }
     // A job whose ranks fail is a failed job.
     let failing = print.replace("batch.jsonl", "/dev/full").replace("job.out", "bad.out");
     bench.file("bad.sh", bench.run(&failing).success().stdout);
