@@ -354,7 +354,8 @@ fn mpi(
     let start = Start {
         one_thread: ranks.one_caller,
         within: options.timeout,
-        missing: (!have_met && identity.rendezvous.is_some()).then(|| missing(identity)),
+        missing: (!have_met && identity.rendezvous.is_some() && !identity.is_sought_elsewhere())
+            .then(|| missing(identity)),
         call_timeout: ranks.options.deadline,
         caught: tokenizer::catches,
         tell: Arc::new(move |why| out::note(format_args!("caravan: rank {rank}: {why}"))),
@@ -387,7 +388,8 @@ fn mpi(
     Ok((Box::new(transport), native))
 }
 
-/// Says who is missing, where ranks can meet at an address that may yet not be rank 0's: mpirun's host of Open MPI.
+/// Says who is missing, where ranks can meet at an address that may yet not be rank 0's: mpirun's host of Open MPI. Rank 0
+/// itself knows whether it is.
 #[cfg(feature = "mpi")]
 fn missing(identity: &Identity) -> Arc<dyn Fn(Duration) -> Option<String> + Send + Sync> {
     let identity = identity.clone();

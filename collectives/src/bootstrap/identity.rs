@@ -7,6 +7,7 @@ mod slurm;
 mod torchrun;
 
 use super::hosts;
+use super::place::is_of_another_host;
 use crate::error::{Error, Result};
 use crate::watch::MAX_SIZE;
 use innermost::Evidence;
@@ -118,6 +119,17 @@ impl Identity {
             found.rendezvous = Some(hosts::checked_address(variables::RENDEZVOUS, &address)?);
         }
         Ok(Some(found))
+    }
+
+    /// Whether this is rank 0 and others look for it on another host: on that of Open MPI's mpirun, which says so to all, and
+    /// where nobody has set `CARAVAN_RENDEZVOUS`.
+    pub fn is_sought_elsewhere(&self) -> bool {
+        let told = std::env::var_os(variables::RENDEZVOUS).is_some();
+        let sought = |address: &String| is_of_another_host(address);
+        self.rank == 0
+            && self.launcher == Launcher::OpenMpi
+            && !told
+            && self.rendezvous.as_ref().is_some_and(sought)
     }
 
     /// Ends the other ranks of the job, where its launcher has to be asked for that. Call it last, with the exit code:

@@ -268,6 +268,12 @@ impl Hosts {
 fn meeting_place(identity: &Identity, job: &str) -> Result<Place> {
     let Identity { rank, world, .. } = *identity;
     match &identity.rendezvous {
+        Some(address) if identity.is_sought_elsewhere() => Err(Error::Launch(format!(
+            "rank 0 is on {}, and Open MPI's ranks look for it on the host of mpirun, at {address}, which is another: set \
+             CARAVAN_RENDEZVOUS=host:port, with the host of rank 0 and a free port, for all ranks (mpirun -x CARAVAN_RENDEZVOUS \
+             ...)",
+            hosts::host_name()
+        ))),
         Some(address) => Ok(Place::Tcp(address.clone())),
         None if identity.local_size.is_some_and(|local| local < world) => Err(Error::Launch(format!(
             "the host of rank {rank} has {} of the {world} ranks and nothing says where rank 0 is; set \
@@ -393,6 +399,11 @@ mod tests {
             text.contains(&format!("rank 0 runs on {}, which does not have", hosts::host_name())),
             "{text}"
         );
+        // That of mpirun, where all look.
+        let (launcher, rendezvous) = (Launcher::OpenMpi, Some("192.0.2.1:4000".to_owned()));
+        let led = Identity { world: 2, local_size: Some(1), launcher, rendezvous, ..Identity::alone() };
+        let text = Rendezvous::join(&led, &Options::default()).err().unwrap().to_string();
+        assert!(text.contains("on the host of mpirun, at 192.0.2.1:4000, which is another"), "{text}");
         let nowhere = Some("no-such-host.invalid:4000".to_owned());
         let one = Identity { rank: 1, world: 2, rendezvous: nowhere, ..Identity::alone() };
         let options = Options { timeout: Duration::from_millis(100), ..Default::default() };
