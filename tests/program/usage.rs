@@ -152,6 +152,11 @@ fn a_launcher_that_disagrees_is_named() {
     let torch = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7")];
     run("", &torch).refusal(2, &["RANK=1", "CARAVAN_RANK=1", "CARAVAN_RENDEZVOUS=node7:PORT", "--ranks N"]);
     run("--steps 1 --micro-batch 1 --sample 0 --ranks 2", &torch).success();
+    // Of Flux's and PALS's that got no PMI, too.
+    let flux = [("FLUX_TASK_RANK", "1"), ("FLUX_JOB_SIZE", "2")];
+    for one in [&flux[..], &[("PALS_RANKID", "1")]] {
+        run("", one).refusal(2, &[&format!("{}=1 is set", one[0].0), "CARAVAN_WORLD", "--ranks N"]);
+    }
     run("--transport threads", &two).refusal(2, &["threads", "--transport shm"]);
     run("", &[("CARAVAN_RANK", "2"), ("CARAVAN_WORLD", "2")]).refusal(2, &["caravan: CARAVAN_RANK=2"]);
     run("--rendezvous-timeout 0.2", &two).refusal(1, &["rank 0", "rank 1"]);

@@ -60,29 +60,40 @@ pub struct Ranks {
     pub share_gpus: bool,
 }
 
-/// Refuses to be a run of its own where something else than torchrun has made this process one of several of PyTorch's:
-/// each of them would be such a run, without a word. The same where it was told how to meet others, and not which rank it is.
+/// Refuses to be a run of its own where something else than torchrun has made this process one of several of PyTorch's, or
+/// Flux or PALS one of theirs without PMI: each of them would be such a run, without a word. The same where it was told how to
+/// meet others, and not which rank it is.
 fn check_alone(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
-    let [rank, world, host] =
-        ["RANK", "WORLD_SIZE", "MASTER_ADDR"].map(|name| variable(name).filter(|v| !v.is_empty()));
-    let others = [variables::RENDEZVOUS, variables::LOCAL_RANK, variables::LOCAL_SIZE];
-    if let Some(name) = others.into_iter().find(|name| variable(name).is_some_and(|v| !v.trim().is_empty())) {
+    let set = |name: &str| variable(name).filter(|v| !v.trim().is_empty());
+    let several = |size: &str| set(size).is_some_and(|n| n.trim().parse().is_ok_and(|n: usize| n > 1));
+    let first = |names: &[&'static str]| names.iter().find_map(|&name| Some((name, set(name)?)));
+    let launched: &[_] = match several("FLUX_JOB_SIZE") {
+        true => &["PALS_RANKID", "FLUX_TASK_RANK"],
+        false => &["PALS_RANKID"],
+    };
+    if let Some((name, value)) = first(launched) {
         return usage(format!(
-            "{name}={} is set and nothing says which of how many ranks this is, so that it would be a run of its own: set \
-             {} and {} for each process, or take --ranks N for a run of this process",
-            variable(name).unwrap_or_default(),
+            "{name}={value} is set without PMI_RANK and PMI_SIZE, and this would be a run of its own: have what starts ranks set \
+             those, or set {} and {} for each process, or take --ranks N for a run of this process",
             variables::RANK,
             variables::WORLD
         ));
     }
-    match (rank, world, host) {
-        (Some(rank), Some(world), Some(host)) if world.parse().is_ok_and(|world: usize| world > 1) => {
-            usage(format!(
-                "RANK={rank} of WORLD_SIZE={world} is set, not by torchrun, and this would be a run of its own: for ranks that \
+    let others = [variables::RENDEZVOUS, variables::LOCAL_RANK, variables::LOCAL_SIZE];
+    if let Some((name, value)) = first(&others) {
+        return usage(format!(
+            "{name}={value} is set and nothing says which of how many ranks this is, so that it would be a run of its own: set \
+             {} and {} for each process, or take --ranks N for a run of this process",
+            variables::RANK,
+            variables::WORLD
+        ));
+    }
+    match (set("RANK"), set("WORLD_SIZE"), set("MASTER_ADDR")) {
+        (Some(rank), Some(world), Some(host)) if several("WORLD_SIZE") => usage(format!(
+            "RANK={rank} of WORLD_SIZE={world} is set, not by torchrun, and this would be a run of its own: for ranks that \
              meet set CARAVAN_RANK={rank}, CARAVAN_WORLD={world}, CARAVAN_JOB and CARAVAN_RENDEZVOUS={host}:PORT, or take \
              --ranks N for a run of this process"
-            ))
-        }
+        )),
         _ => Ok(()),
     }
 }
