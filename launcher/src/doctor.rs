@@ -3,11 +3,12 @@
 use crate::args::DoctorArgs;
 use crate::bench::kernels::limits::Limits;
 use crate::device::{self, Card, EMULATION};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::out;
 use crate::transports;
+use collectives::bootstrap::Identity;
 use collectives::device::cuda::Survey;
 use serde_json::{Value, json};
 
@@ -16,13 +17,15 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let machine = Machine::probe();
     let transports = transports::survey();
     let cuda = Survey::take();
+    let identity = Identity::from_env().map_err(Failure::from);
     if args.json {
         let rows: Vec<_> = transports
             .iter()
             .map(|(name, usable, remark)| json!({"name": name, "usable": usable, "remark": remark}))
             .collect();
         out::line(json!({
-            "machine": machine.json(), "versions": versions(), "transports": rows, "cuda": cuda_json(&cuda),
+            "machine": machine.json(), "versions": versions(), "identity": identity_json(&identity), "transports": rows,
+            "cuda": cuda_json(&cuda),
         }))?;
         return Ok(());
     }
@@ -44,6 +47,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
         Some((all, free)) => row("/dev/shm", format!("{}, {} free", human::bytes(all), human::bytes(free)))?,
         None => row("/dev/shm", "missing (MPI and UCX want it; the transports here do not)".into())?,
     }
+    row("rank", identity_line(&identity))?;
     out::line("\ntransports")?;
     for (name, usable, remark) in transports {
         out::line(format_args!("  {} {name:<9}{remark}", yes(usable)))?;
@@ -60,6 +64,35 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
 
 fn yes(usable: bool) -> &'static str {
     if usable { "yes" } else { "no " }
+}
+
+/// Which rank this process would be, and of what it would be one.
+fn identity_line(identity: &Result<Option<Identity>>) -> String {
+    let me = match identity {
+        Ok(Some(me)) => me,
+        Ok(None) => return "none: nothing has started it as one".into(),
+        Err(why) => return format!("unknown: {why}"),
+    };
+    let here = match (me.local_rank, me.local_size) {
+        (Some(rank), Some(size)) => format!(", {rank} of {size} on this host"),
+        (Some(rank), None) => format!(", {rank} on this host"),
+        (None, _) => String::new(),
+    };
+    let place = me.rendezvous.as_ref().map_or(String::new(), |address| format!(", which meet at {address}"));
+    let (rank, world, launcher) = (me.rank, me.world, me.launcher.name());
+    format!("{rank} of {world}{here}, by {launcher}, of job {}{place}", me.job_name())
+}
+
+/// The same, without the job's secret.
+fn identity_json(identity: &Result<Option<Identity>>) -> Value {
+    match identity {
+        Ok(None) => Value::Null,
+        Ok(Some(me)) => json!({
+            "launcher": me.launcher.name(), "rank": me.rank, "world": me.world, "local_rank": me.local_rank,
+            "local_size": me.local_size, "job": me.job_name(), "rendezvous": me.rendezvous,
+        }),
+        Err(why) => json!({"error": why.to_string()}),
+    }
 }
 
 /// A line for each GPU, then for each library.

@@ -34,6 +34,33 @@ fn doctor_says_what_there_is() {
 }
 
 #[test]
+fn doctor_says_which_rank_it_is() {
+    let bench = bench();
+    let doctor = |flags: &str, variables: &[(&str, &str)]| {
+        let mut command = bench.command(&format!("doctor {flags}"));
+        bench.outcome(command.envs(variables.iter().copied())).success()
+    };
+    let one =
+        [("CARAVAN_RANK", "1"), ("CARAVAN_WORLD", "2"), ("CARAVAN_JOB", "j"), ("CARAVAN_TOKEN", "hush")];
+    let json = doctor("--json", &one);
+    assert!(!json.stdout.contains("hush"), "{}", json.stdout);
+    let identity = &json.json()["identity"];
+    assert_eq!(
+        (&identity["rank"], &identity["world"], &identity["job"]),
+        (&1.into(), &2.into(), &"j".into())
+    );
+    let said = doctor("", &one).stdout;
+    assert!(
+        said.contains("1 of 2, by whoever set CARAVAN_RANK, of job j\n") && !said.contains("hush"),
+        "{said}"
+    );
+    assert!(doctor("", &one[..1]).stdout.contains("unknown: CARAVAN_RANK=1 is set but CARAVAN_WORLD is not"));
+    let error = &doctor("--json", &one[..1]).json()["identity"]["error"];
+    assert!(error.as_str().is_some_and(|why| why.contains("CARAVAN_WORLD is not")), "{error}");
+    assert!(bench.run("doctor --json").success().json()["identity"].is_null());
+}
+
+#[test]
 fn doctor_says_which_gpus_are_emulated() {
     let bench = bench();
     let doctor = |value: &str, flags: &str| {
