@@ -199,3 +199,21 @@ fn an_interrupt_ends_a_run_that_is_about_to_stop() {
     bench.finish(run).refusal(130, &["interrupted by signal 2; all 2 ranks have ended"]);
     bench.nothing_half_written();
 }
+
+/// torchrun ends its workers with itself, but where it is killed; a shell that waits for one outlives it.
+#[test]
+fn a_rank_of_a_torchrun_that_is_killed_is_asked_to_end() {
+    let bench = bench();
+    let torchrun = bench.path("torchrun");
+    std::os::unix::fs::symlink("/bin/sh", &torchrun).unwrap();
+    let mut agent = Command::new(torchrun);
+    bench.prepare(&mut agent);
+    agent.env("TORCHELASTIC_RUN_ID", "none").envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
+    agent
+        .args(["-c", &format!("sh -c '{} {ENDLESS} --quiet; exit $?'; true", env!("CARGO_BIN_EXE_caravan"))]);
+    let run = bench.endless(agent);
+    signal(run.id(), Signal::KILL);
+    // All that holds its streams has ended.
+    bench.finish(run);
+    assert_eq!(json_lines(&bench.path("m.jsonl")).last().unwrap()["summary"]["saved"], "out");
+}

@@ -379,6 +379,9 @@ mod tests {
             assert!(Launcher::OpenMpi.has(name), "{name}");
         }
         assert!(Launcher::Pmi.has("mpiexec.hydra") && Launcher::Pmi.has("hydra_pmi_proxy"));
+        for name in ["torchrun", "python3.11"] {
+            assert!(Launcher::TorchRun.has(name), "{name}");
+        }
         assert!(!Launcher::OpenMpi.has("mpirunner") && !Launcher::Slurm.has("mpirun.openmpi"));
     }
 

@@ -47,7 +47,9 @@ impl Launcher {
             Launcher::OpenMpi => &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"],
             Launcher::Pmi => &["mpirun", "mpiexec", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpispawn"],
             Launcher::Slurm => &["slurmstepd"],
-            Launcher::Caravan | Launcher::TorchRun | Launcher::Alone => &[],
+            // A Python by its own name, or by that of its script or of PyTorch's main thread.
+            Launcher::TorchRun => &["torchrun", "pt_main_thread", "python", "python3"],
+            Launcher::Caravan | Launcher::Alone => &[],
         };
         names.contains(&name.split_once('.').map_or(name, |(before, _)| before))
     }
