@@ -189,6 +189,9 @@ fn srun_and_sbatch() {
             slurm.run(&format!("srun -N 1 -n {ranks} --mpi={plugin} {CARAVAN} {train}")).success();
             same(&bench, &format!("own-{ranks}"), &name);
         }
+        // Who brings a rank PMI or PMIx is srun, whatever else may be at the other end.
+        let doctor = slurm.run(&format!("srun -n 1 --mpi={plugin} {CARAVAN} doctor --json")).success().json();
+        assert_eq!(doctor["identity"]["launcher"], "srun", "{plugin}: {}", doctor["identity"]);
         let flags = format!("-b 1K -e 64K -n 3 --transport {transport}");
         let table = slurm
             .run(&format!("srun -n 2 --mpi={plugin} {CARAVAN} bench all_reduce {flags}"))
