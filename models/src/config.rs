@@ -1,6 +1,7 @@
 //! The shape of a Llama: presets by name, what makes a shape valid, and what it costs.
 
 use crate::error::{Error, Result};
+use crate::llama::{LARGEST_ANGLE, fastest};
 
 /// The shape and constants of a Llama; all lengths in elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,9 +82,12 @@ impl Rope {
     }
 
     fn validate(&self) -> Result<()> {
-        let positive = |name: &str, x: f64| match x.is_finite() && x > 0.0 {
+        // Angles are made of them in f32.
+        let positive = |name: &str, x: f64| match (x as f32).is_finite() && x as f32 > 0.0 {
             true => Ok(()),
-            false => Err(Error::config(format!("rope {name} is {x}: it must be a positive number"))),
+            false => {
+                Err(Error::config(format!("rope {name} is {x}: it must be a positive number that f32 holds")))
+            }
         };
         positive("theta", self.theta)?;
         match self.scaling {
@@ -93,7 +97,7 @@ impl Rope {
                 positive("scaling factor", factor)?;
                 positive("low_freq_factor", low_freq_factor)?;
                 positive("high_freq_factor", high_freq_factor)?;
-                if high_freq_factor <= low_freq_factor {
+                if (high_freq_factor - low_freq_factor) as f32 <= 0.0 {
                     return Err(Error::config(format!(
                         "rope high_freq_factor is {high_freq_factor} and low_freq_factor {low_freq_factor}: \
                          the high one must be larger"
@@ -267,7 +271,17 @@ impl LlamaConfig {
                 self.norm_eps
             )));
         }
-        self.rope.validate()
+        self.rope.validate()?;
+        // Sequences are no longer than either.
+        let positions = self.context.min(1 << 28) as f32;
+        match fastest(&self.rope, self.head_dim) * positions <= LARGEST_ANGLE {
+            true => Ok(()),
+            false => Err(Error::config(format!(
+                "the rope turns by more than {LARGEST_ANGLE} radians within {} positions: a larger theta or scaling factor, or \
+                 a shorter context, is needed",
+                self.context
+            ))),
+        }
     }
 
     /// The head width of a configuration that does not give one.
@@ -347,6 +361,8 @@ mod tests {
             theta: 1e4,
             scaling: RopeScaling::Llama3 { factor: 8.0, low_freq_factor, high_freq_factor, original_context },
         };
+        let linear = |factor| Rope { theta: 1e4, scaling: RopeScaling::Linear { factor } };
+        LlamaConfig { rope: linear(3e-7), ..nano.clone() }.validate().unwrap();
         let cases = [
             (LlamaConfig { layers: 0, ..nano.clone() }, "layers is 0"),
             (LlamaConfig { vocab: usize::MAX, ..nano.clone() }, "vocab is 18446744073709551615"),
@@ -355,6 +371,13 @@ mod tests {
             (LlamaConfig { head_dim: 15, ..nano.clone() }, "head_dim is 15"),
             (LlamaConfig { norm_eps: f32::NAN, ..nano.clone() }, "epsilon is NaN"),
             (LlamaConfig { rope: Rope::plain(-1.0), ..nano.clone() }, "theta is -1"),
+            (LlamaConfig { rope: Rope::plain(1e-50), ..nano.clone() }, "theta is 0.000"),
+            (LlamaConfig { rope: Rope::plain(1e39), ..nano.clone() }, "a positive number that f32 holds"),
+            (LlamaConfig { rope: Rope::plain(1e-44), ..nano.clone() }, "a larger theta or scaling factor"),
+            (LlamaConfig { rope: linear(1e-46), ..nano.clone() }, "scaling factor is 0.000"),
+            (LlamaConfig { rope: linear(1e39), ..nano.clone() }, "a positive number that f32 holds"),
+            (LlamaConfig { rope: linear(2e-7), ..nano.clone() }, "radians within 64 positions"),
+            (LlamaConfig { rope: llama3(1e-45, 1.1e-45, 64), ..nano.clone() }, "high one must be larger"),
             (LlamaConfig { rope: llama3(4.0, 1.0, 64), ..nano.clone() }, "high one must be larger"),
             (LlamaConfig { rope: llama3(1.0, 4.0, 0), ..nano.clone() }, "original_max_position"),
         ];

@@ -51,7 +51,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(LlamaConfig, Remarks)> {
         vocab,
         context,
         rope: parse_rope(&fields, context)?,
-        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        norm_eps: fields.single("rms_norm_eps")?.unwrap_or(1e-6),
         tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         padding: padding(&fields, vocab)?,
     };
@@ -366,6 +366,9 @@ mod tests {
             (json!({"initializer_range": -0.02}), "initializer_range is -0.02"),
             (json!({"initializer_range": 1.5}), "initializer_range is 1.5: it must be between 0 and 1"),
             (json!({"initializer_range": 1e39}), "initializer_range is 1e+39"),
+            (json!({"rms_norm_eps": 1e-46}), "rms_norm_eps is 1e-46: as an f32 it is 0"),
+            (json!({"rope_theta": 1e-50}), "it must be a positive number that f32 holds"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 1e-46}}), "rope scaling factor is 0.00"),
             (json!({"vocab_size": 1e15}), "vocab is 1000000000000000"),
             (json!({"pad_token_id": 97}), "pad_token_id is 97: vocab_size is 97"),
             (json!({"pad_token_id": -98}), "pad_token_id is -98"),
@@ -454,6 +457,11 @@ mod tests {
         let text = render(&config, DType::F32, &Remarks::default());
         assert_eq!(parse(Path::new("c"), &text), Ok((config, Remarks::default())));
         assert!(text.contains("\"initializer_range\": 0.02,"), "{text}");
+        // To the last digit.
+        let text = with(json!({"initializer_range": 0.02})).replace("0.02", "0.013975424859373685");
+        let (config, remarks) = parse(Path::new("c"), &text).unwrap();
+        let text = render(&config, DType::F32, &remarks);
+        assert!(text.contains("\"initializer_range\": 0.013975424859373685,"), "{text}");
     }
 
     #[test]

@@ -50,6 +50,18 @@ impl<'a> Fields<'a> {
         value.as_f64().map(Some).ok_or_else(|| self.wrong(key, value, "it must be a number"))
     }
 
+    /// A number that is used as an f32, in which none becomes another altogether.
+    pub fn single(&self, key: &str) -> Result<Option<f32>> {
+        match self.number(key)? {
+            Some(number) if number != 0.0 && number as f32 == 0.0 => Err(self.wrong(
+                key,
+                &number.into(),
+                "as an f32 it is 0, which would have to be given as such",
+            )),
+            number => Ok(number.map(|number| number as f32)),
+        }
+    }
+
     /// What these fields have under `key`, or those `beside` them: versions of transformers differ about which of two they
     /// take.
     pub fn or_beside<T: PartialEq + Copy + Into<Value>>(

@@ -15,6 +15,7 @@ mod tests;
 pub(crate) use device::chunk;
 pub use device::{check_on_device, device_footprint, device_modules};
 pub use memory::{Accounts, Footprint, Recompute};
+pub(crate) use rope::{LARGEST_ANGLE, fastest};
 
 use crate::config::LlamaConfig;
 use crate::cpu::Cpu;

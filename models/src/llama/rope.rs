@@ -7,9 +7,23 @@ use std::f64::consts::{FRAC_2_PI, TAU};
 
 /// The angle that each of `width / 2` pairs turns per position.
 fn frequencies(rope: &Rope, width: usize) -> Vec<f32> {
+    (0..width / 2).map(|i| scaled(plain(rope, i, width), rope.scaling)).collect()
+}
+
+/// That of pair `i` without stretching.
+fn plain(rope: &Rope, i: usize, width: usize) -> f32 {
     let theta = f64::from(rope.theta as f32);
-    let plain = |i: usize| 1.0 / power(theta, f64::from((2 * i) as f32 / width as f32)) as f32;
-    (0..width / 2).map(|i| scaled(plain(i), rope.scaling)).collect()
+    1.0 / power(theta, f64::from((2 * i) as f32 / width as f32)) as f32
+}
+
+/// What no pair turns by more per position, for a shape that may still be any.
+pub(crate) fn fastest(rope: &Rope, width: usize) -> f32 {
+    let plain = [0, width / 2 - 1].map(|i| plain(rope, i, width)).into_iter().fold(0.0, f32::max);
+    match rope.scaling {
+        RopeScaling::None => plain,
+        RopeScaling::Linear { factor } => plain / factor as f32,
+        RopeScaling::Llama3 { factor, .. } => plain.max(plain / factor as f32),
+    }
 }
 
 fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
@@ -49,7 +63,10 @@ fn power(base: f64, mut exponent: f64) -> f64 {
 /// A quarter of a turn, in parts whose products with whole numbers below 2^28 are exact, and the rest.
 const QUARTER: [f64; 3] = [1.570796251296997, 7.549789415861596e-8, 5.390302858158119e-15];
 
-/// Sine and cosine of an angle between 0 and 2^28.
+/// The largest angle that is told exactly, 2^28.
+pub(crate) const LARGEST_ANGLE: f32 = (1 << 28) as f32;
+
+/// Sine and cosine of an angle between 0 and [`LARGEST_ANGLE`].
 fn sin_cos(angle: f64) -> (f64, f64) {
     let quarters = (angle * FRAC_2_PI + 0.5).floor();
     let x = QUARTER.iter().fold(angle, |x, part| x - quarters * part);
