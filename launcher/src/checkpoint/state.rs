@@ -5,7 +5,7 @@ use crate::failure::{Failure, Result};
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
 use crate::train::signature;
 use collectives::Float;
-use models::hf;
+use models::{LlamaConfig, hf};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,6 +58,8 @@ pub struct State {
     pub mark: String,
     dir: PathBuf,
     told: Value,
+    /// The model's.
+    shape: LlamaConfig,
 }
 
 impl State {
@@ -102,7 +104,8 @@ impl State {
             .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
         let evaluated = told["evaluated"] != json!(false);
-        let state = State { standing, evaluated, mark, dir, told };
+        let shape = open(&dir, Kept::Weights)?.config().clone();
+        let state = State { standing, evaluated, mark, dir, told, shape };
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
         Ok(state)
@@ -112,7 +115,9 @@ impl State {
     #[cfg(test)]
     pub fn after(step: usize) -> State {
         let standing = Standing { steps: step as u64, ..Standing::default() };
-        State { standing, evaluated: true, mark: String::new(), dir: PathBuf::new(), told: Value::Null }
+        let shape = LlamaConfig::preset("nano").expect("a preset");
+        let (dir, told) = (PathBuf::new(), Value::Null);
+        State { standing, evaluated: true, mark: String::new(), dir, told, shape }
     }
 
     /// Steps that were made.
@@ -142,15 +147,15 @@ impl State {
     }
 
     pub(super) fn open(&self, kept: Kept) -> Result<hf::Checkpoint> {
-        hf::Checkpoint::open(self.dir.join(name(kept))).map_err(Failure::usage)
+        open(&self.dir, kept)
     }
 
-    /// Whether it is of a model of this shape.
+    /// Whether it is of a model of this shape, whichever of its tokens is for padding.
     ///
     /// # Errors
     /// It is not.
     pub fn check_shape(&self, model: &ModelChoice) -> Result<()> {
-        if self.setting("--model") != Some(&format!("{:?}", model.config)) {
+        if self.shape != (LlamaConfig { padding: self.shape.padding, ..model.config.clone() }) {
             return Err(Failure::usage(format!(
                 "--model {} has another shape than the training in {}: name that one's, or another --checkpoint",
                 model.name,
@@ -200,8 +205,16 @@ impl State {
         let ranks = self.setting("ranks").unwrap_or_default();
         let world = plan.ranks.world.to_string();
         let ranks = (ranks != world).then(|| format!("{world} ranks instead of {ranks}"));
-        other.chain(ranks).collect::<Vec<_>>().join(", ")
+        let told = |padding: Option<u32>| padding.map_or("none".to_owned(), |token| token.to_string());
+        let [then, now] = [self.shape.padding, plan.model.config.padding].map(told);
+        let padding = (then != now).then(|| format!("padding token {now} instead of {then}"));
+        other.chain(padding).chain(ranks).collect::<Vec<_>>().join(", ")
     }
+}
+
+/// A part of the checkpoint in `dir`.
+fn open(dir: &Path, kept: Kept) -> Result<hf::Checkpoint> {
+    hf::Checkpoint::open(dir.join(name(kept))).map_err(Failure::usage)
 }
 
 /// Where a training stands after so many steps, as told beside them; what is not told is of one without a scale.

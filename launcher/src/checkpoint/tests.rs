@@ -123,3 +123,19 @@ fn a_run_does_not_go_on_from_what_it_was_not_planned_with() {
     let why = third.claim().err().expect("a refusal").to_string();
     assert!(why.contains("had the state after step 3") && why.contains("after step 5 now"), "{why}");
 }
+
+/// Which token is for padding follows the tokenizer.
+#[test]
+fn another_padding_token_is_told_and_is_no_other_shape() {
+    let home = tempfile::tempdir().unwrap();
+    written(home.path(), 3);
+    let state = State::last(home.path()).unwrap().expect("a state");
+    let mut plan = nano();
+    assert_eq!(state.differences(&plan), "");
+    plan.model.config.padding = Some(3);
+    state.check_shape(&plan.model).unwrap();
+    assert_eq!(state.differences(&plan), "padding token 3 instead of none");
+    plan.model.config.layers = 3;
+    let why = state.check_shape(&plan.model).unwrap_err().to_string();
+    assert!(why.contains("another shape"), "{why}");
+}
