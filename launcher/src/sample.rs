@@ -4,7 +4,7 @@ use crate::failure::Result;
 use crate::plan::TrainPlan;
 use crate::progress::Progress;
 use crate::train::stop;
-use collectives::{Communicator, Float, ReduceOp};
+use collectives::{Communicator, Float};
 use models::Batch;
 use std::time::{Duration, Instant};
 use zero::Trainer;
@@ -61,13 +61,11 @@ pub fn generate<T: Float>(
     let known = tokenizer.vocab().min(vocab);
     let began = Instant::now();
     for made in 0..plan.sample {
-        if plan.keeps() {
-            stop::any(trainer.comm()).map_err(|e| e.remark("the sample was not made, all else was"))?;
-        }
-        progress.round("sampling", made, plan.sample);
-        if made > 0 && enough(trainer.comm(), began.elapsed())? {
+        let enough = enough(trainer.comm(), began.elapsed());
+        if enough.map_err(|e| e.remark("the sample was not made, all else was"))? && made > 0 {
             break;
         }
+        progress.round("sampling", made, plan.sample);
         let window = &tokens[tokens.len().saturating_sub(plan.batch.length)..];
         let length = window.len();
         let batch = Batch { tokens: window, targets: &targets[..length], rows: 1, length };
@@ -79,19 +77,20 @@ pub fn generate<T: Float>(
 }
 
 /// Whether ranks have sampled for long enough, by rank 0's clock: all go on together, or none does.
+///
+/// # Errors
+/// A rank was asked to end, or another fails.
 fn enough(comm: &Communicator, sampled: Duration) -> Result<bool> {
-    let mut over = [u32::from(comm.rank() == 0 && sampled > PATIENCE)];
-    comm.all_reduce_in_place(&mut over[..], ReduceOp::Max)?;
-    Ok(over[0] > 0)
+    stop::any_or(comm, comm.rank() == 0 && sampled > PATIENCE)
 }
 
 /// The token at which the cumulative probability passes `uniform`.
 fn choose(logits: &[f32], uniform: f64) -> u32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: f32| f64::from((logit - most) / TEMPERATURE).exp();
-    let mut left = uniform * logits.iter().map(|&l| weight(l)).sum::<f64>();
-    for (token, &logit) in logits.iter().enumerate() {
-        left -= weight(logit);
+    let weights: Vec<f64> = logits.iter().map(|l| f64::from((l - most) / TEMPERATURE).exp()).collect();
+    let mut left = uniform * weights.iter().sum::<f64>();
+    for (token, weight) in weights.into_iter().enumerate() {
+        left -= weight;
         if left < 0.0 {
             return token as u32;
         }

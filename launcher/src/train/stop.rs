@@ -55,11 +55,19 @@ pub fn asked() -> Option<u8> {
 /// # Errors
 /// A verdict if so, or another rank fails.
 pub fn any(comm: &Communicator) -> Result<()> {
-    let mut most = [asked().unwrap_or(0)];
+    any_or(comm, false).map(drop)
+}
+
+/// The same, and whether any of them is `done`.
+///
+/// # Errors
+/// As [`any`].
+pub fn any_or(comm: &Communicator, done: bool) -> Result<bool> {
+    let mut most = [asked().unwrap_or(0), u8::from(done)];
     comm.all_reduce_in_place(&mut most[..], ReduceOp::Max)?;
     match most {
-        [0] => Ok(()),
-        [signal] => Err(interrupted(signal)),
+        [0, done] => Ok(done > 0),
+        [signal, _] => Err(interrupted(signal)),
     }
 }
 
