@@ -169,10 +169,10 @@ impl TrainPlan {
         check_apart(args, &outputs)?;
         if !outputs.is_empty() {
             let read = input.iter().chain(&held).flat_map(Input::files).cloned().chain(model.files());
-            let beside = tokenizer.iter().flat_map(|tokenizer| save::beside(tokenizer).map(|(_, path)| path));
+            let beside = tokenizer.as_ref().map(save::beside).transpose()?.unwrap_or_default();
             let read = read
                 .chain(tokenizer.as_ref().and_then(Tokenizer::path))
-                .chain(beside)
+                .chain(beside.into_iter().map(|(_, path)| path))
                 .chain(tuning::named(args.ranks.tuning.as_ref()));
             let read: Vec<_> = read.collect();
             outputs.iter().try_for_each(|output| files::check_apart(output.flag, output.file, &read))?;

@@ -22,7 +22,7 @@ const GENERATION: &str = "generation_config.json";
 #[derive(Default)]
 pub struct Companions {
     /// Files beside them, by name.
-    files: Vec<(&'static str, Vec<u8>)>,
+    files: Vec<(String, Vec<u8>)>,
     /// What config.json says beside the shape.
     remarks: Remarks,
 }
@@ -60,14 +60,14 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     if another || used.is_none() || !there {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
         if let Some(used) = used {
-            own.files.push((TOKENIZER, used.to_vec()));
-            for (name, path) in beside(tokenizer) {
+            own.files.push((TOKENIZER.into(), used.to_vec()));
+            for (name, path) in beside(tokenizer)? {
                 own.files.push((name, content(&path)?));
             }
             if !own.files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG) {
                 // Or transformers 4 takes a Llama's own class, which puts its tokens where the file has others.
                 let plain = b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n";
-                own.files.push((TOKENIZER_CONFIG, plain.to_vec()));
+                own.files.push((TOKENIZER_CONFIG.into(), plain.to_vec()));
             }
         }
     }
@@ -88,7 +88,7 @@ pub fn names_others_tokens(model: &ModelChoice, tokenizer: &Tokenizer) -> Result
 }
 
 /// The same of a model with these files beside its weights, and the tokenizer.json that is `used`.
-fn is_of_another(model: &ModelChoice, files: &[(&'static str, Vec<u8>)], used: Option<&[u8]>) -> bool {
+fn is_of_another(model: &ModelChoice, files: &[(String, Vec<u8>)], used: Option<&[u8]>) -> bool {
     let theirs = match model.described().map(|shape| shape.with_file_name(TOKENIZER)) {
         // Beside a shape lies the tokenizer that its special tokens are of; of one that cannot be read nobody says that it is used.
         Some(beside) => is_there(&beside).then(|| content(&beside).unwrap_or_default()),
@@ -108,10 +108,15 @@ fn content(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// What the directory of a tokenizer.json has that belongs to it; beside a file of another name lies what is others'.
-pub fn beside(tokenizer: &Tokenizer) -> impl Iterator<Item = (&'static str, PathBuf)> {
-    let file = tokenizer.path().filter(|file| file.ends_with(TOKENIZER));
-    let there = file.map(|file| WITH_TOKENIZER.map(|name| (name, file.with_file_name(name))));
-    there.into_iter().flatten().filter(|(_, path)| is_there(path))
+///
+/// # Errors
+/// A directory that cannot be read.
+pub fn beside(tokenizer: &Tokenizer) -> Result<Vec<(String, PathBuf)>> {
+    let Some(file) = tokenizer.path().filter(|file| file.ends_with(TOKENIZER)) else { return Ok(vec![]) };
+    let templates = models::hf::templates(models::parent(&file)).map_err(Failure::usage)?;
+    let named = WITH_TOKENIZER.map(str::to_owned).into_iter().chain(templates);
+    let there = named.map(|name| (name.clone(), file.with_file_name(name)));
+    Ok(there.filter(|(_, path)| is_there(path)).collect())
 }
 
 /// What came of writing a model.

@@ -45,7 +45,11 @@ impl NewFile {
     /// # Errors
     /// A path that ends in no file's name (`new/`) or in one too long to be replaced, or the system's refusal to create files there.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
+        Self::create_with(path.as_ref().to_owned(), give_name)
+    }
+
+    /// The same where files are named so.
+    fn create_with(path: PathBuf, give_name: GiveName) -> Result<Self> {
         let named = |name: &OsStr| path.as_os_str().as_bytes().ends_with(name.as_bytes());
         if !path.file_name().is_some_and(named) {
             return Err(Error::new(ErrorKind::IsADirectory, "it names a directory"));
@@ -57,7 +61,8 @@ impl NewFile {
             return Err(Error::new(ErrorKind::InvalidFilename, why));
         }
         remove_unfinished(&path);
-        let new = match nameless(parent(&path)) {
+        let dir = parent(&path);
+        let new = match takes_nameless(dir, give_name).then(|| nameless(dir)).flatten() {
             Some(file) => NewFile { path, file, named: None },
             None => Self::named(path)?,
         };
@@ -140,6 +145,20 @@ pub(crate) fn nameless(dir: &Path) -> Option<File> {
     let file = File::from(rustix::fs::open(dir, flags, Mode::from_raw_mode(0o666)).ok()?);
     lock(&file);
     Some(file)
+}
+
+/// How a nameless file is named.
+pub(crate) type GiveName = fn(&File, &Path) -> Result<()>;
+
+/// Whether nameless files can be made in `dir` and then be named: some systems grant the one and refuse the other, which
+/// is too late once a file is whole.
+pub(crate) fn takes_nameless(dir: &Path, give_name: GiveName) -> bool {
+    // A short name, that none is too long for that of the file itself.
+    let trial = dir.join(".trial");
+    remove_unfinished(&trial);
+    let Some(file) = nameless(dir) else { return false };
+    let named = first_free(&trial, &unfinished(), |name| give_name(&file, name));
+    named.is_ok_and(|(name, ())| fs::remove_file(name).is_ok())
 }
 
 /// Names a nameless file.
@@ -337,6 +356,20 @@ mod tests {
                 assert_eq!(names(home.path()), ["f"]);
             }
         }
+    }
+
+    #[test]
+    fn where_nameless_files_cannot_be_named_they_have_names_from_the_start() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        let mut new = NewFile::create_with(path.clone(), |_, _| Err(Errno::PERM.into())).unwrap();
+        assert_eq!(names(home.path()).len(), 1);
+        new.file().write_all(b"whole").unwrap();
+        new.finish().unwrap();
+        assert_eq!(
+            (names(home.path()), fs::read_to_string(path).unwrap()),
+            (vec!["f".into()], "whole".into())
+        );
     }
 
     #[test]

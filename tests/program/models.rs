@@ -95,7 +95,12 @@ fn a_new_model_is_saved_with_what_belongs_to_its_tokenizer() {
     for name in ["d/tokenizer.json", "d/other.json"] {
         bench.file(name, &words);
     }
-    let belong = ["chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"];
+    let belong = [
+        "additional_chat_templates/tools.jinja",
+        "chat_template.jinja",
+        "special_tokens_map.json",
+        "tokenizer_config.json",
+    ];
     for name in belong {
         bench.file(&format!("d/{name}"), name);
     }

@@ -218,7 +218,7 @@ fn export<T: Float>(weights: &hf::Checkpoint, save: &Path) -> models::Result<()>
     let options = SaveOptions { remarks: weights.remarks().clone(), ..SaveOptions::default() };
     let mut writer = Writer::create(save, weights.config(), T::DTYPE, &options)?;
     for (name, content) in weights.companions()? {
-        writer.add_file(name, &content)?;
+        writer.add_file(&name, &content)?;
     }
     let mut values = Vec::new();
     for spec in weights.config().units().into_iter().flat_map(|unit| unit.tensors) {

@@ -5,7 +5,7 @@
 
 use super::config;
 use super::remarks::Remarks;
-use super::save::COMPANIONS;
+use super::save::{COMPANIONS, TEMPLATES, is_template};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::regular::regular;
@@ -15,7 +15,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -104,7 +104,10 @@ impl Checkpoint {
 
     /// The files that it is read from, as far as they are here.
     pub fn files(&self) -> Vec<PathBuf> {
-        let named = [CONFIG, INDEX].into_iter().chain(COMPANIONS).map(|name| self.dir.join(name));
+        // Of those that cannot be listed none is written over either.
+        let templates = templates(&self.dir).unwrap_or_default();
+        let named = [CONFIG, INDEX].into_iter().chain(COMPANIONS).map(str::to_owned).chain(templates);
+        let named = named.map(|name| self.dir.join(name));
         self.files.iter().map(|(path, _)| path.clone()).chain(named.filter(|path| path.exists())).collect()
     }
 
@@ -118,8 +121,9 @@ impl Checkpoint {
     ///
     /// # Errors
     /// One that cannot be read, such as a link to nothing.
-    pub fn companions(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
-        let here = COMPANIONS.into_iter().map(|name| (name, self.dir.join(name)));
+    pub fn companions(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let names = COMPANIONS.into_iter().map(str::to_owned).chain(templates(&self.dir)?);
+        let here = names.map(|name| (name.clone(), self.dir.join(name)));
         let read = |(name, path): (_, PathBuf)| {
             let mut content = Vec::new();
             let read = regular(&path)?.0.read_to_end(&mut content);
@@ -342,6 +346,24 @@ pub fn has_weights(dir: &Path) -> bool {
 /// Whether a directory has the name. What it leads to may be missing, or be nobody's to see: who opens it says so.
 fn is_there(path: &Path) -> bool {
     !path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound)
+}
+
+/// The chat templates of a model directory beside `chat_template.jinja`, each as `additional_chat_templates/NAME.jinja`.
+///
+/// # Errors
+/// A directory of them that cannot be read.
+pub fn templates(dir: &Path) -> Result<Vec<String>> {
+    let place = dir.join(TEMPLATES);
+    if !place.is_dir() {
+        return Ok(vec![]);
+    }
+    let name = |entry: fs::DirEntry| Some(format!("{TEMPLATES}/{}", entry.file_name().to_str()?));
+    let entries = fs::read_dir(&place).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>());
+    let entries = entries.map_err(|e| Error::system("list", &place, e))?;
+    let is_one = |name: &String| is_template(name) && dir.join(name).is_file();
+    let mut found: Vec<String> = entries.into_iter().filter_map(name).filter(is_one).collect();
+    found.sort();
+    Ok(found)
 }
 
 /// Whether old checkpoints have it, in their files and in their index, and no model needs it: it follows from the

@@ -10,7 +10,7 @@ mod staging;
 mod sum;
 
 pub use config::check_loadable;
-pub use load::{Checkpoint, check_fetched, has_weights, read_config};
+pub use load::{Checkpoint, check_fetched, has_weights, read_config, templates};
 pub use remarks::Remarks;
 pub use rope::rope_scaling;
 pub use save::{SaveOptions, Writer, check_destination};

@@ -38,6 +38,8 @@ pub(super) const COMPANIONS: [&str; 9] = [
     "tokenizer_config.json",
     "vocab.json",
 ];
+/// The directory beside them in which transformers puts the chat templates of a model that has several, but for the first.
+pub(super) const TEMPLATES: &str = "additional_chat_templates";
 /// Elements converted and written at once.
 const CHUNK: usize = 256 << 10;
 /// Of a directory's mode: what is in it is moved and removed by its owner only, as in `/tmp`.
@@ -171,12 +173,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds a companion file, such as `tokenizer.json` or `generation_config.json`.
+    /// Adds a companion file, such as `tokenizer.json`, `generation_config.json` or one of the
+    /// [`templates`](super::templates).
     ///
     /// # Errors
     /// Another name, or the system's refusal.
     pub fn add_file(&mut self, name: &str, content: &[u8]) -> Result<()> {
-        if !COMPANIONS.contains(&name) {
+        if !is_companion(name) {
             let known = COMPANIONS.join(", ");
             let text = format!("{name} does not belong into a model directory: known are {known}");
             return Err(Error::format(&self.target, text));
@@ -352,20 +355,12 @@ fn check_replaceable(target: &Path, parent: &Path) -> Result<()> {
         );
         return Err(Error::format(target, text));
     }
-    let mut names = Vec::new();
-    for entry in fs::read_dir(target).map_err(|e| Error::system("list", target, e))? {
-        let entry = entry.map_err(|e| Error::system("list", target, e))?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let ours =
-            [CONFIG, SINGLE, INDEX].contains(&&*name) || COMPANIONS.contains(&&*name) || is_shard(&name);
-        if !ours || entry.path().is_dir() {
-            let text = format!(
-                "exists and has {name}, which is no part of a model: name a new or a model directory"
-            );
-            return Err(Error::format(target, text));
-        }
-        names.push(name.into_owned());
+    let names = names_below(target, "")?;
+    let ours = |name: &str| [CONFIG, SINGLE, INDEX].contains(&name) || is_companion(name) || is_shard(name);
+    if let Some(name) = names.iter().find(|name| !ours(name) || target.join(name).is_dir()) {
+        let text =
+            format!("exists and has {name}, which is no part of a model: name a new or a model directory");
+        return Err(Error::format(target, text));
     }
     let Some(first) = names.iter().min() else { return Ok(()) };
     let has = |name: &str| names.iter().any(|there| there == name);
@@ -390,6 +385,33 @@ fn check_replaceable(target: &Path, parent: &Path) -> Result<()> {
         return Err(Error::format(target, text));
     }
     Ok(())
+}
+
+/// What a directory has, after `inside`, and for [`TEMPLATES`] what is in that.
+fn names_below(dir: &Path, inside: &str) -> Result<Vec<String>> {
+    let listed = |e| Error::system("list", dir, e);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(listed)? {
+        let entry = entry.map_err(listed)?;
+        let name = format!("{inside}{}", entry.file_name().to_string_lossy());
+        match name == TEMPLATES && entry.path().is_dir() {
+            true => names.extend(names_below(&entry.path(), &format!("{TEMPLATES}/"))?),
+            false => names.push(name),
+        }
+    }
+    Ok(names)
+}
+
+/// Whether a file of this name belongs beside weights and config.json.
+fn is_companion(name: &str) -> bool {
+    COMPANIONS.contains(&name) || is_template(name)
+}
+
+/// Whether it is the name of a chat template in [`TEMPLATES`].
+pub(super) fn is_template(name: &str) -> bool {
+    let file = name.strip_prefix(TEMPLATES).and_then(|rest| rest.strip_prefix('/'));
+    let template = file.and_then(|file| file.strip_suffix(".jinja"));
+    template.is_some_and(|template| !template.is_empty() && !template.contains('/'))
 }
 
 /// Whether it is the name of one of several files of weights.

@@ -1,8 +1,10 @@
 //! A model directory before it has its name: nothing half-written is seen or stays, and what is whole is not lost.
 
-use super::save::check_destination;
+use super::save::{TEMPLATES, check_destination, is_template};
 use crate::error::{Error, Result};
-use crate::unfinished::{self, first_free, give_name, keep_rights, nameless, parent, remove_unfinished};
+use crate::unfinished::{
+    self, GiveName, first_free, give_name, keep_rights, nameless, parent, remove_unfinished, takes_nameless,
+};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -13,6 +15,8 @@ use std::path::{Path, PathBuf};
 /// What becomes a model directory; dropped before it is, it leaves nothing.
 pub(super) struct Staging {
     target: PathBuf,
+    /// Whether files have no names before the end.
+    late: bool,
     /// Whole files that have no names yet, and the name that each will have.
     nameless: Vec<(String, File)>,
     /// Where files have their names; not before the end, if the file system has nameless ones.
@@ -51,9 +55,15 @@ struct Dir {
 
 impl Staging {
     pub(super) fn create(target: &Path) -> Result<Self> {
+        Self::create_with(target, give_name)
+    }
+
+    /// The same where files are named so.
+    fn create_with(target: &Path, give_name: GiveName) -> Result<Self> {
         let parents = Parents::create(parent(target))?;
         remove_unfinished(target);
-        Ok(Staging { target: target.to_owned(), nameless: vec![], dir: None, parents })
+        let late = takes_nameless(parent(target), give_name);
+        Ok(Staging { target: target.to_owned(), late, nameless: vec![], dir: None, parents })
     }
 
     fn dir(&mut self) -> Result<&Path> {
@@ -71,10 +81,10 @@ impl Staging {
 
     /// A file to write to.
     pub(super) fn open(&mut self, name: &str) -> Result<File> {
-        let file = match nameless(parent(&self.target)) {
+        let file = match self.late.then(|| nameless(parent(&self.target))).flatten() {
             Some(file) => file,
             None => {
-                let path = self.dir()?.join(name);
+                let path = place(self.dir()?, name)?;
                 File::create_new(&path).map_err(|e| Error::system("create", &path, e))?
             }
         };
@@ -118,6 +128,10 @@ impl Staging {
         let made = std::mem::take(&mut self.parents.0);
         let moved = named
             .and_then(|()| sync(&path))
+            .and_then(|()| match path.join(TEMPLATES) {
+                inside if inside.is_dir() => sync(&inside),
+                _ => Ok(()),
+            })
             .and_then(|()| check_destination(&self.target, 0))
             .and_then(|_| replace(&path, &self.target, exchange));
         if let Err(error) = moved {
@@ -138,12 +152,21 @@ impl Staging {
     /// Names all files that can be named, in the directory `dir`.
     fn give_names(&mut self, dir: &Path) -> Result<()> {
         let name = |(name, file): (String, File)| {
-            let name = dir.join(name);
+            let name = place(dir, &name)?;
             give_name(&file, &name).map_err(|e| Error::system("create", &name, e))
         };
         // Also those after one that is refused.
         self.nameless.drain(..).map(name).fold(Ok(()), Result::and)
     }
+}
+
+/// Where `name` lies in `dir`, with the directory that it may be in there.
+fn place(dir: &Path, name: &str) -> Result<PathBuf> {
+    let place = dir.join(name);
+    if is_template(name) {
+        fs::create_dir_all(parent(&place)).map_err(|e| Error::system("create", parent(&place), e))?;
+    }
+    Ok(place)
 }
 
 /// Gives each of two names what the other has, in one step.
@@ -287,6 +310,20 @@ mod tests {
         assert!(text.starts_with(&said) && text.contains("none/config"), "{text}");
         assert_eq!(["first", "last"].map(|name| read(left.join(name))), ["first", "last"]);
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn where_nameless_files_cannot_be_named_they_have_names_from_the_start() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("m");
+        let mut staging = Staging::create_with(&target, |_, _| Err(Errno::PERM.into())).unwrap();
+        staging.write("config", b"new").unwrap();
+        assert!(staging.nameless.is_empty() && staging.dir.is_some());
+        staging.write("additional_chat_templates/tools.jinja", b"too").unwrap();
+        staging.replace().unwrap();
+        let read = |name: &str| read(target.join(name));
+        assert_eq!([read("config"), read("additional_chat_templates/tools.jinja")], ["new", "too"]);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
     }
 
     #[test]

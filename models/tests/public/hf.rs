@@ -280,7 +280,7 @@ fn a_wrong_directory_or_index_is_named() {
         fs::write(dir.join(file), content).unwrap();
     }
     let here = Checkpoint::open(&dir).unwrap().companions().unwrap();
-    assert_eq!(here, [("generation_config.json", b"{}".to_vec())]);
+    assert_eq!(here, [("generation_config.json".to_owned(), b"{}".to_vec())]);
     for file in ["model.safetensors", "config.json"] {
         fs::write(dir.join(file), pointer).unwrap();
         let text = refusal(&dir);

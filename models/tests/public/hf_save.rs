@@ -82,15 +82,25 @@ fn what_transformers_would_not_load_is_not_begun() {
 #[test]
 fn what_transformers_writes_beside_a_model_is_replaced_and_carried() {
     let (_home, dir) = saved(&tiny());
+    let templates = ["additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"];
+    fs::create_dir(dir.join("additional_chat_templates")).unwrap();
     let beside = ["added_tokens.json", "chat_template.jinja", "generation_config.json", "tokenizer.model"];
-    beside.iter().for_each(|name| fs::write(dir.join(name), name).unwrap());
+    beside.iter().chain(&templates).for_each(|name| fs::write(dir.join(name), name).unwrap());
     let companions = Checkpoint::open(&dir).unwrap().companions().unwrap();
-    assert_eq!(companions, beside.map(|name| (name, name.as_bytes().to_vec())));
+    let all = beside.iter().chain(&templates);
+    assert_eq!(companions, all.map(|name| (name.to_string(), name.as_bytes().to_vec())).collect::<Vec<_>>());
     let mut writer = Writer::create(&dir, &tiny(), DType::F32, &SaveOptions::default()).unwrap();
     fill(&mut writer, 2);
-    companions[..3].iter().for_each(|(name, content)| writer.add_file(name, content).unwrap());
+    assert!(writer.add_file("additional_chat_templates/../evil.jinja", b"").is_err());
+    let kept = companions[..3].iter().chain(&companions[4..]);
+    kept.for_each(|(name, content)| writer.add_file(name, content).unwrap());
     writer.finish().unwrap();
-    assert_eq!(names(&dir), [&beside[..2], &["config.json"], &beside[2..3], &["model.safetensors"]].concat());
+    let all = ["added_tokens.json", "additional_chat_templates", "chat_template.jinja", "config.json"];
+    assert_eq!(names(&dir), [&all[..], &["generation_config.json", "model.safetensors"]].concat());
+    assert_eq!(names(&dir.join("additional_chat_templates")), ["rag.jinja", "tool_use.jinja"]);
+    fs::write(dir.join("additional_chat_templates/notes.txt"), "mine").unwrap();
+    let text = check_destination(&dir, 0).unwrap_err().to_string();
+    assert!(text.contains("has additional_chat_templates/notes.txt, which is no part of a model"), "{text}");
     check_content(&dir, &tiny(), 2, |x| x);
 }
 
