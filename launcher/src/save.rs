@@ -72,8 +72,7 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
         }
     }
     if another {
-        // As a new model: transformers would take a missing key for its own default.
-        own.remarks.token_ids = Remarks::default().token_ids;
+        own.remarks.forget_tokens();
     }
     Ok(own)
 }

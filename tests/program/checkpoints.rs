@@ -1,7 +1,7 @@
 //! Trainings that go on from a checkpoint: with the same bits as if nothing had ended, by other ranks and stages too.
 
 use crate::disks::{CARAVAN, with_disk};
-use crate::{bench, devices};
+use crate::{bench, devices, odd_shape};
 use harness::{Bench, json_lines, signal};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -301,11 +301,7 @@ fn a_state_that_is_not_finite_takes_the_place_of_none() {
 fn a_shape_that_transformers_would_refuse_goes_on_too() {
     let bench = bench();
     bench.text("text.txt", 3000);
-    let shape = serde_json::json!({
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 5, "head_dim": 16,
-        "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 256,
-    });
-    bench.file("odd.json", shape.to_string());
+    odd_shape(&bench);
     let train = |flags: &str| {
         let line = TRAIN.replace("--model nano", "--model odd.json");
         bench.run(&format!("{line} --ranks 2 {flags}")).success();

@@ -48,3 +48,12 @@ fn word_tokenizer(bench: &Bench, vocab: usize) -> std::path::PathBuf {
     });
     bench.file(&format!("words-{vocab}.json"), tokenizer.to_string())
 }
+
+/// A shape that transformers 5 refuses, whose heads do not divide its hidden size, as `odd.json`.
+fn odd_shape(bench: &Bench) {
+    let shape = serde_json::json!({
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 5, "head_dim": 16,
+        "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 256,
+    });
+    bench.file("odd.json", shape.to_string());
+}

@@ -1,7 +1,8 @@
 //! Which model a run starts from, and what is in the directory that it saves.
 
-use crate::{bench, word_tokenizer};
+use crate::{bench, odd_shape, word_tokenizer};
 use harness::{json_lines, skip};
+use serde_json::json;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -33,11 +34,7 @@ fn a_name_of_a_shape_means_new_weights_and_a_path_those_of_a_directory() {
 fn a_shape_that_transformers_would_refuse_is_trained_and_not_saved() {
     let bench = bench();
     bench.text("text.txt", 8000);
-    let shape = serde_json::json!({
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 5, "head_dim": 16,
-        "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 256,
-    });
-    bench.file("odd.json", shape.to_string());
+    odd_shape(&bench);
     let train = "train --model odd.json --data text.txt --steps 1 --micro-batch 1 --sample 0";
     bench.run(train).success();
     bench
@@ -147,7 +144,7 @@ fn a_config_json_by_itself_is_a_shape_with_new_weights() {
     let shape = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "intermediate_size": 176, "max_position_embeddings": 64, "vocab_size": 300,
-        "initializer_range": 0.03, "bos_token_id": 1, "eos_token_id": 2,
+        "initializer_range": 0.03, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2, "suppress_tokens": [3],
     });
     bench.file("d/config.json", shape.to_string());
     let flags = "--data text.txt --tokenizer words-300.json --steps 1 --micro-batch 1 --sample 0";
@@ -180,14 +177,15 @@ fn a_config_json_by_itself_is_a_shape_with_new_weights() {
     let ids = |dir: &str| {
         let saved: serde_json::Value =
             serde_json::from_slice(&fs::read(bench.path(dir).join("config.json")).unwrap()).unwrap();
-        saved["eos_token_id"].clone()
+        ["eos_token_id", "forced_eos_token_id", "suppress_tokens"].map(|key| saved[key].clone())
     };
-    assert_eq!(ids("own"), 2);
+    let [own_ids, none] = [[json!(2), json!(2), json!([3])], [json!(null), json!(null), json!(null)]];
+    assert_eq!(ids("own"), own_ids);
     word_tokenizer(&bench, 100);
     bench.run(&format!("{own} --tokenizer words-100.json --save other")).success();
-    assert!(ids("other").is_null() && bench.path("other/tokenizer.json").is_file());
+    assert!(ids("other") == none && bench.path("other/tokenizer.json").is_file());
     bench.run(&format!("{own} --tokenizer words-300.json --save same")).success();
-    assert_eq!(ids("same"), 2);
+    assert_eq!(ids("same"), own_ids);
     // Neither is a file of another kind a shape, nor a shape what an evaluation takes.
     bench.run("train --model text.txt --data text.txt").refusal(2, &["--model text.txt is no directory"]);
     bench

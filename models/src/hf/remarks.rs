@@ -6,6 +6,10 @@ use serde_json::{Map, Value};
 /// The keys that name special tokens: kept for a saved model as they stand there. Training knows the last.
 pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
+/// Other keys of which each names tokens, beside those that end in `_token_id`: how a model is sampled once lay there.
+const OF_TOKENS: [&str; 5] =
+    ["bad_words_ids", "begin_suppress_tokens", "force_words_ids", "forced_decoder_ids", "suppress_tokens"];
+
 /// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.
 pub(super) const OF_BYTES: (&str, &str) = ("caravan_tokenizer", "bytes");
 
@@ -37,6 +41,14 @@ impl Default for Remarks {
             initializer_range: DEVIATION,
             others: Map::new(),
         }
+    }
+}
+
+impl Remarks {
+    /// Names no token any more, as of a new model: those of its tokenizer are others now.
+    pub fn forget_tokens(&mut self) {
+        self.token_ids = no_token_ids();
+        self.others.retain(|key, _| !(key.ends_with("_token_id") || OF_TOKENS.contains(&key.as_str())));
     }
 }
 
