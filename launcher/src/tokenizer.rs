@@ -1,18 +1,19 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
+mod batch;
 mod guarded;
 mod local;
 mod segments;
 mod share;
 
+pub use batch::Batch;
 #[cfg(feature = "mpi")]
 pub use guarded::catches;
+pub use share::Share;
 
 use crate::failure::{Failure, Result};
-use collectives::parallel;
 use guarded::guarded;
 use serde_json::Value;
-pub use share::Share;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use tokenizers::ModelWrapper;
@@ -20,10 +21,8 @@ use tokenizers::ModelWrapper;
 /// Bytes of memory that the library takes for a byte of text, about: where each piece of it lies before and after
 /// normalising, and each token's text.
 const MEMORY_OF_A_BYTE: u64 = 150;
-/// Bytes of texts that are worth tokenising side by side.
-const BATCH: usize = 4 << 20;
-/// Shorter texts fit everywhere.
-const SHORT: usize = 16 << 20;
+/// Bytes of text that fit everywhere.
+const SHORT: u64 = 16 << 20;
 
 /// Turns text into tokens and tokens into text.
 pub enum Tokenizer {
@@ -103,20 +102,16 @@ impl HuggingFace {
     /// A text of any length.
     fn encode(&self, text: &str, share: &Share) -> Result<Vec<u32>> {
         let sizes = segments::Sizes::USUAL;
-        if text.len() > 2 * sizes.segment
+        if sizes.is_long(text)
             && self.local
             && let Some((before, after)) = &self.around
-            && let Some(mut tokens) = segments::encode(self, text, sizes, share.threads)?
+            && let Some(mut tokens) = segments::encode(self, text, sizes, share)?
         {
             tokens.splice(..0, before.iter().copied());
             tokens.extend(after);
             return Ok(tokens);
         }
-        if text.len() > SHORT / share.ranks {
-            share
-                .fits(text.len() as u64)
-                .map_err(|e| Failure::usage(format!("tokenizer '{}': {e}", self.name)))?;
-        }
+        share.fits(text.len() as u64).map_err(|e| self.refused(e))?;
         self.whole(text)
     }
 
@@ -127,9 +122,16 @@ impl HuggingFace {
 
     /// What the library makes of a text, or refuses it for.
     fn run<T>(&self, work: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
-        let named = |e: String| format!("tokenizer '{}': {e}", self.name);
-        let done = guarded(|| work(&self.inner)).map_err(|e| Failure::usage(named(e)))?;
-        done.map_err(|e| Failure::run(named(e.to_string())))
+        let done = guarded(|| work(&self.inner)).map_err(|e| self.refused(e))?;
+        done.map_err(|e| Failure::run(self.named(e.to_string())))
+    }
+
+    fn refused(&self, why: String) -> Failure {
+        Failure::usage(self.named(why))
+    }
+
+    fn named(&self, why: String) -> String {
+        format!("tokenizer '{}': {why}", self.name)
     }
 }
 
@@ -228,20 +230,6 @@ impl Tokenizer {
         }
     }
 
-    /// The same for several texts of any length, side by side.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode), of the first text that has one; or a text that is too long to be tokenised in one piece
-    /// where it has to be.
-    fn encode_all(&self, texts: &[String], share: &Share) -> Result<Vec<Vec<u32>>> {
-        match self {
-            Tokenizer::Bytes => texts.iter().map(|text| self.encode(text)).collect(),
-            Tokenizer::HuggingFace(t) => {
-                parallel::map(texts.iter(), share.threads, |text| t.encode(text, share)).into_iter().collect()
-            }
-        }
-    }
-
     /// The tokens of a text that is to be continued: without what the tokenizer puts after one.
     ///
     /// # Errors
@@ -269,40 +257,6 @@ impl Tokenizer {
                 text.flatten().unwrap_or_else(|e| format!("(not decodable: {e})"))
             }
         }
-    }
-}
-
-/// Texts that come one after the other and are tokenised side by side.
-pub struct Batch<'t> {
-    tokenizer: &'t Tokenizer,
-    share: Share,
-    texts: Vec<String>,
-    bytes: usize,
-}
-
-impl<'t> Batch<'t> {
-    /// One without texts, which are tokenised in this share of the machine.
-    pub fn new(tokenizer: &'t Tokenizer, share: Share) -> Self {
-        Batch { tokenizer, share, texts: Vec::new(), bytes: 0 }
-    }
-
-    /// Takes the next text; the tokens of it and of those before, if they are enough.
-    ///
-    /// # Errors
-    /// Text that the tokenizer refuses, or that is too long to be tokenised in one piece where it has to be: the first.
-    pub fn push(&mut self, text: String) -> Result<Vec<Vec<u32>>> {
-        self.bytes += text.len();
-        self.texts.push(text);
-        if self.bytes < BATCH { Ok(Vec::new()) } else { self.finish() }
-    }
-
-    /// The tokens of the texts that are left.
-    ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub fn finish(&mut self) -> Result<Vec<Vec<u32>>> {
-        self.bytes = 0;
-        self.tokenizer.encode_all(&std::mem::take(&mut self.texts), &self.share)
     }
 }
 

@@ -62,10 +62,14 @@ pub(super) fn make(
     let mut batch = Batch::new(tokenizer, share);
     let takes = format!("{flag} {TAKES}");
     // How many tokens there are with those of the next texts, which are those of the files `taken` that came next.
-    let mut keep = |file: &mut File, texts: Vec<Vec<u32>>, taken: &[PathBuf]| {
+    let mut keep = |file: &mut File, texts: Vec<Vec<u32>>, taken: &[PathBuf], room: &Room<'_>| {
         check_known(flag, &texts, &taken[checked..], tokenizer, vocab)?;
         checked += texts.len();
-        count += append(file, &texts).map_err(refused)?;
+        let new: usize = texts.iter().map(Vec::len).sum();
+        // These are there twice while they are written.
+        room.check(bytes_of(count + 2 * new))?;
+        append(file, &texts).map_err(refused)?;
+        count += new;
         match count > i32::MAX as usize {
             false => Ok(count),
             true => Err(Failure::usage(format!(
@@ -86,20 +90,18 @@ pub(super) fn make(
         // A pipe does not say how much comes.
         read += text.len() as u64;
         room.text = room.text.max(read);
-        let kept = match tokenizer {
+        match tokenizer {
             Tokenizer::Bytes => {
+                room.check(read + text.len() as u64)?;
                 file.write_all(text.as_bytes()).map_err(refused)?;
-                read
             }
             Tokenizer::HuggingFace(_) => {
-                let texts = batch.push(text)?;
-                // Short ones take more.
-                (keep(&mut file, texts, &taken)? * size_of::<u32>()) as u64
+                let count = keep(&mut file, batch.push(text)?, &taken, &room)?;
+                batch.leave(share.beside(bytes_of(count)));
             }
-        };
-        room.check(kept)?;
+        }
     }
-    let count = keep(&mut file, batch.finish()?, &taken)?;
+    let count = keep(&mut file, batch.finish()?, &taken, &room)?;
     *files = taken;
     let header = width.header_for(count).map_err(Failure::usage)?;
     file.rewind().and_then(|()| file.write_all(&header)).map_err(refused)?;
@@ -126,11 +128,52 @@ fn check_known(
     )))
 }
 
-/// Writes the tokens of these texts; how many they are.
-fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<usize> {
+/// Bytes of so many tokens of a tokenizer's.
+fn bytes_of(tokens: usize) -> u64 {
+    (tokens * size_of::<u32>()) as u64
+}
+
+/// Writes the tokens of these texts.
+fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<()> {
     for part in texts.iter().flat_map(|tokens| tokens.chunks(1 << 16)) {
         let bytes: Vec<u8> = part.iter().flat_map(|t| t.to_le_bytes()).collect();
         file.write_all(&bytes)?;
     }
-    Ok(texts.iter().map(Vec::len).sum())
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, Value, json};
+
+    #[test]
+    fn tokens_that_take_more_memory_than_their_text_are_refused_before_they_are_written() {
+        let home = tempfile::tempdir().unwrap();
+        let [text, path] = ["corpus.txt", "tokenizer.json"].map(|name| home.path().join(name));
+        std::fs::write(&text, "one two ".repeat(8 << 10)).unwrap();
+        // Each byte of this text is a token.
+        let vocab: Map<String, Value> = ["o", "n", "e", "t", "w", "\u{120}"]
+            .iter()
+            .zip(0..)
+            .map(|(t, i)| ((*t).into(), json!(i)))
+            .collect();
+        let words =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let model = json!({"type": "BPE", "vocab": vocab, "merges": []});
+        std::fs::write(&path, json!({"version": "1.0", "pre_tokenizer": words, "model": model}).to_string())
+            .unwrap();
+        let tokenizer = Tokenizer::open(&path).unwrap();
+        let made = |kib: u64| {
+            let mut share = Share::of(None);
+            share.memory = kib << 10;
+            make("--data", &mut vec![text.clone()], &mut None, &tokenizer, 256, share)
+        };
+        assert_eq!(made(512).unwrap().metadata().unwrap().len(), 1024 + (256 << 10));
+        for kib in [100, 500] {
+            let e = made(kib).unwrap_err();
+            let words = "--data has 64.0 KiB of text, whose tokens are kept in memory";
+            assert!(e.code() == 2 && e.to_string().contains(words), "{e}");
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //! end comes into play. Segments overlap so far that there is such a cut; where there is none, two become one. A tokenizer
 //! that makes no words of a text gets it in one piece.
 
-use super::HuggingFace;
+use super::{HuggingFace, Share};
 use crate::failure::Result;
 use collectives::parallel;
 use std::ops::Range;
@@ -25,6 +25,11 @@ pub(super) struct Sizes {
 
 impl Sizes {
     pub(super) const USUAL: Sizes = Sizes { segment: 1 << 20, overlap: 16 << 10, longest: 16 << 20 };
+
+    /// Whether a text is worth cutting.
+    pub(super) fn is_long(&self, text: &str) -> bool {
+        text.len() > 2 * self.segment
+    }
 }
 
 /// A tokenizer that makes fewer words of the first segment does not cut at words.
@@ -86,17 +91,18 @@ fn seam(last: &Segment, next: &Segment) -> Option<(usize, usize)> {
     (same && before.len() >= SAME_WORDS).then(|| (before[0].1, after[0].1))
 }
 
-/// The tokens of `text`, without what stands around a text, by up to `threads` threads; None where it cannot be cut.
+/// The tokens of `text`, without what stands around a text, in this share of the machine; None where it cannot be cut.
 ///
 /// # Errors
-/// Text that the tokenizer refuses.
+/// Text that the tokenizer refuses, or that has more tokens than fit in memory.
 pub(super) fn encode(
     tokenizer: &HuggingFace,
     text: &str,
     sizes: Sizes,
-    threads: usize,
+    share: &Share,
 ) -> Result<Option<Vec<u32>>> {
-    let ranges = cut(text, sizes);
+    let (ranges, threads, text_bytes) = (cut(text, sizes), share.threads, text.len() as u64);
+    let longest = share.longest().min(sizes.longest as u64);
     let (mut tokens, mut last, mut from) = (Vec::new(), None::<Segment>, 0);
     for wave in ranges.chunks(threads.max(1)) {
         let segment = |range: &Range<usize>| Segment::encode(tokenizer, text, range.clone());
@@ -111,11 +117,12 @@ pub(super) fn encode(
             };
             if let Some((end, begin)) = seam(&before, &next).filter(|seam| seam.0 >= from) {
                 tokens.extend_from_slice(&before.ids[from..end]);
+                share.holds(text_bytes, tokens.len()).map_err(|e| tokenizer.refused(e))?;
                 (last, from) = (Some(next), begin);
                 continue;
             }
             let range = before.range.start..next.range.end;
-            if range.len() > sizes.longest {
+            if range.len() as u64 > longest {
                 return Ok(None);
             }
             let both = Segment::encode(tokenizer, text, range)?;
@@ -152,7 +159,6 @@ pub(super) fn around(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec
 
 #[cfg(test)]
 mod tests {
-    use super::super::Share;
     use super::*;
     use serde_json::{Value, json};
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -201,6 +207,10 @@ mod tests {
         json!({"type": "Sequence", "pretokenizers": [split, byte_level(false, false)]})
     }
 
+    fn by(threads: usize) -> Share {
+        Share { threads, ..Share::of(None) }
+    }
+
     fn whole(tokenizer: &HuggingFace, text: &str) -> Vec<u32> {
         tokenizer.run(|inner| inner.encode_fast(text, false)).unwrap().get_ids().to_vec()
     }
@@ -237,7 +247,7 @@ mod tests {
         for (i, tokenizer) in tokenizers.iter().enumerate() {
             for seed in 0..20 {
                 let text = text(seed, &words, 3000);
-                let found = encode(tokenizer, &text, SMALL, 2)
+                let found = encode(tokenizer, &text, SMALL, &by(2))
                     .unwrap()
                     .unwrap_or_else(|| panic!("{i} {seed}: not cut"));
                 assert!(found == whole(tokenizer, &text), "tokenizer {i}, text {seed}");
@@ -252,15 +262,34 @@ mod tests {
         for run in ["1".repeat(1000), " ".repeat(1501), "a".repeat(3000), "\n".repeat(999)] {
             for shift in 0..4 {
                 let text = format!("{}{prose}{run}{prose}{run}{prose}", "b".repeat(shift));
-                let found = encode(&tokenizer, &text, SMALL, 3).unwrap().expect("joined");
+                let found = encode(&tokenizer, &text, SMALL, &by(3)).unwrap().expect("joined");
                 assert!(found == whole(&tokenizer, &text), "{}", &run[..1]);
             }
         }
         let endless = format!("{prose}{}", "a".repeat(2 * SMALL.longest));
-        assert_eq!(encode(&tokenizer, &endless, SMALL, 2).unwrap(), None);
+        assert_eq!(encode(&tokenizer, &endless, SMALL, &by(2)).unwrap(), None);
         // One word, whatever the text.
         let wordless = byte_pairs(Value::Null, Value::Null, Value::Null);
-        assert_eq!(encode(&wordless, &prose, SMALL, 2).unwrap(), None);
+        assert_eq!(encode(&wordless, &prose, SMALL, &by(2)).unwrap(), None);
+    }
+
+    #[test]
+    fn what_takes_more_memory_than_a_rank_has_is_refused() {
+        let tokenizer = byte_pairs(Value::Null, by_pattern(), Value::Null);
+        let prose = text(1, &["cat ", "12 ", "sat. "], 1000);
+        let share = |ranks, memory| Share { ranks, memory, threads: 1 };
+        // Letters without a seam, which one of few ranks joins.
+        let run = format!("{prose}{}{prose}", "a".repeat(5000));
+        let found = encode(&tokenizer, &run, SMALL, &share(1, 1 << 30)).unwrap().expect("joined");
+        assert!(found == whole(&tokenizer, &run));
+        assert_eq!(encode(&tokenizer, &run, SMALL, &share(1 << 12, 1 << 30)).unwrap(), None);
+        let size = prose.len() as u64;
+        assert!(encode(&tokenizer, &prose, SMALL, &share(1, 5 * size)).unwrap().is_some());
+        let told = encode(&tokenizer, &prose, SMALL, &share(1, 3 * size)).unwrap_err().to_string();
+        assert!(
+            told.contains("and its tokens, which are more than") && told.contains("split it into smaller"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -275,6 +304,6 @@ mod tests {
         assert!(text.len() > 2 * Sizes::USUAL.segment);
         let all = tokenizer.run(|inner| inner.encode_fast(text.as_str(), true)).unwrap();
         assert!(tokenizer.encode(&text, &Share::of(None)).unwrap() == all.get_ids());
-        assert!(encode(&tokenizer, &text, Sizes::USUAL, 2).unwrap().is_some());
+        assert!(encode(&tokenizer, &text, Sizes::USUAL, &by(2)).unwrap().is_some());
     }
 }

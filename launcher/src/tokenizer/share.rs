@@ -1,8 +1,8 @@
 //! What a process may take of its machine while it tokenises: where something else has started ranks, each of them tokenises
 //! all of a text, at the same time.
 
-use super::MEMORY_OF_A_BYTE;
 use super::segments::Sizes;
+use super::{MEMORY_OF_A_BYTE, SHORT};
 use crate::human;
 use crate::machine::Machine;
 use collectives::bootstrap::{self, Identity};
@@ -38,24 +38,48 @@ impl Share {
         Share { ranks, memory, threads: processors.min(room as usize).max(1) }
     }
 
+    /// Bytes of text that each process can tokenise in one piece at the same time.
+    pub(super) fn longest(&self) -> u64 {
+        let ranks = self.ranks as u64;
+        (self.memory / ranks / MEMORY_OF_A_BYTE).max(SHORT / ranks)
+    }
+
     /// Whether a text of so many bytes can be tokenised in one piece, and what would help.
     ///
     /// # Errors
     /// What it takes and what there is.
     pub(super) fn fits(&self, text: u64) -> Result<(), String> {
-        let ranks = self.ranks as u64;
-        let need = text.saturating_mul(MEMORY_OF_A_BYTE);
-        if need.saturating_mul(ranks) <= self.memory {
+        if text <= self.longest() {
             return Ok(());
         }
-        let each = self.memory / ranks;
-        let by = if ranks > 1 { format!(" by each of {ranks} ranks") } else { String::new() };
-        let [text, need, most, have] =
-            [text, need, each / MEMORY_OF_A_BYTE / 2, self.memory].map(human::bytes);
+        let most = self.memory / self.ranks as u64 / MEMORY_OF_A_BYTE / 2;
+        let need = text.saturating_mul(MEMORY_OF_A_BYTE);
+        let ([text, need, most, have], by) = ([text, need, most, self.memory].map(human::bytes), self.by());
         Err(format!(
             "a text of {text} cannot be cut at words, and in one piece it takes about {need} of memory while it is \
              tokenised{by}, of which this machine has {have}; files of {most} at most would fit"
         ))
+    }
+
+    /// Whether so many tokens can be held beside the text of so many bytes that they were made of, and what would help.
+    ///
+    /// # Errors
+    /// What both take and what there is.
+    pub(super) fn holds(&self, text: u64, tokens: usize) -> Result<(), String> {
+        let need = text + (tokens * size_of::<u32>()) as u64;
+        if need.saturating_mul(self.ranks as u64) <= self.memory {
+            return Ok(());
+        }
+        let ([text, have], by) = ([text, self.memory].map(human::bytes), self.by());
+        Err(format!(
+            "a text of {text} and its tokens, which are more than {tokens}, take more memory{by} than this machine has, \
+             {have}: split it into smaller files"
+        ))
+    }
+
+    /// Who takes what is said, where that are several.
+    fn by(&self) -> String {
+        if self.ranks > 1 { format!(" by each of {} ranks", self.ranks) } else { String::new() }
     }
 }
 
