@@ -54,7 +54,8 @@ struct Bed {
 
 impl Bed {
     fn new(gpu: &Gpu, gathers: bool) -> Self {
-        let mut stream = Stream::new(gpu, Urgency::Normal).expect("a stream").gathering(gathers);
+        let remarks = std::sync::mpsc::channel().0;
+        let mut stream = Stream::new(gpu, Urgency::Normal).expect("a stream").gathering(gathers, &remarks);
         stream.prepare(&[Module::reduce(DType::F32)]).expect("kernels");
         let workspace = stream.memory(PRODUCT_WORKSPACE).expect("memory");
         stream.lend(workspace);

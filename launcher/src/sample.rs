@@ -128,7 +128,8 @@ mod tests {
              --transport threads --sample 40",
         );
         let comm = Communicator::threads(1).remove(0);
-        let mut trainer = device::trainer::<f32>(&plan, comm, Ledger::default()).unwrap();
+        let mut trainer =
+            device::trainer::<f32>(&plan, comm, Ledger::default(), &std::sync::mpsc::channel().0).unwrap();
         let sample = generate(&mut trainer, &plan, &mut Progress::of_rounds(1, true, Colour::Never))
             .unwrap()
             .expect("a sample");

@@ -25,6 +25,7 @@ use loader::Loader;
 use models::tokens::Windows;
 use serde_json::json;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use trace::Tracing;
 use zero::{Ledger, Memory, Step, Trainer};
@@ -82,6 +83,8 @@ struct Run<'a, T: Float> {
     plan: &'a TrainPlan,
     show: Show,
     trainer: Trainer<T>,
+    /// The device's.
+    remarks: Receiver<String>,
     tracing: Option<Tracing<'a>>,
     loader: Loader<'a>,
     /// Rank 0's, as the rest up to the account.
@@ -131,7 +134,8 @@ impl<'a, T: Float> Run<'a, T> {
         let predicted = plan.predict(&comm.group())?;
         let ledger = Ledger::default();
         let loader = Loader::new(plan, me, plan.zero.placement.of_host(&ledger.workspace, &ledger.host))?;
-        let mut trainer = device::trainer::<T>(plan, comm.clone(), ledger)?;
+        let (say, remarks) = channel();
+        let mut trainer = device::trainer::<T>(plan, comm.clone(), ledger, &say)?;
         if let Some(state) = plan.state() {
             state.restore(&mut trainer, plan)?;
             let differences = state.differences(plan);
@@ -153,6 +157,7 @@ impl<'a, T: Float> Run<'a, T> {
             plan,
             show,
             trainer,
+            remarks,
             tracing,
             loader,
             record,
@@ -231,8 +236,16 @@ impl<'a, T: Float> Run<'a, T> {
             tokens_per_second: self.pace.tokens_per_second(),
             memory: held.total() as u64,
         });
+        self.pass_on();
         (self.made, self.last, self.validation) = (step + 1, done, None);
         self.trace()
+    }
+
+    /// Says what the device has said.
+    fn pass_on(&self) {
+        for remark in self.remarks.try_iter() {
+            self.progress.alarm(&format!("rank {}: {remark}", self.trainer.comm().rank()));
+        }
     }
 
     /// After a step, the last of those that are traced or not.
@@ -267,6 +280,7 @@ impl<'a, T: Float> Run<'a, T> {
                 Ok(())
             });
         self.account.evaluation += began.elapsed().as_secs_f64();
+        self.pass_on();
         let loss = loss.map_err(|e| match e {
             Failure::Stopped { .. } | Failure::Unread(_) => {
                 self.sound = true;

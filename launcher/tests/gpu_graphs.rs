@@ -6,17 +6,22 @@ mod fake;
 use fake::fake;
 use harness::{Bench, Outcome};
 use std::path::Path;
+use std::process::Command;
 
 /// Trains on one such GPU; what the driver was given is in the file `NAME.log`.
 fn train(bench: &Bench, folder: &Path, name: &str, flags: &str, refuse: &str) -> Outcome {
+    bench.outcome(command(bench, folder, name, flags).env("FAKE_CUDA_REFUSE", refuse))
+}
+
+fn command(bench: &Bench, folder: &Path, name: &str, flags: &str) -> Command {
     let flags = format!(
         "train --model nano --data random --steps 4 --seq 16 --micro-batch 2 --val-fraction 0 --sample 0 \
          --ranks 1 --device cuda --metrics {name}.jsonl --save {name} {flags}"
     );
     let mut command = bench.command(&flags);
     command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
-    command.env("FAKE_CUDA_LOG", bench.path(&format!("{name}.log"))).env("FAKE_CUDA_REFUSE", refuse);
-    bench.outcome(&mut command)
+    command.env("FAKE_CUDA_LOG", bench.path(&format!("{name}.log")));
+    command
 }
 
 /// What the driver did, and what it says of graphs.
@@ -66,6 +71,33 @@ fn graphs_change_neither_the_work_nor_its_order() {
             ["- made ready", "- graph destroyed", "- ready one destroyed"].map(count),
             "{flags}"
         );
+    }
+    bench.nothing_left();
+}
+
+/// Then the rest of the run is as without them, and says so once.
+#[test]
+fn a_gpu_without_memory_for_another_graph_takes_the_work_without() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    train(&bench, folder, "off", "--cuda-graphs off", "").success();
+    for (name, ready) in [("none", 0), ("few", 2)] {
+        let mut command = command(&bench, folder, name, "--cuda-graphs on --quiet");
+        let told = bench.outcome(command.env("FAKE_CUDA_GRAPHS", ready.to_string())).success().stderr;
+        let words = "rank 0: GPU 0 has no memory left for a graph of ";
+        assert!(told.matches(words).count() == 1 && told.lines().count() == 1, "{told}");
+        assert!(log(&bench, name).0 == log(&bench, "off").0, "{name}");
+        for key in ["loss", "grad_norm"] {
+            assert_eq!(values(&bench, name, key), values(&bench, "off", key), "{name}: {key}");
+        }
+        let graphs = log(&bench, name).1;
+        let count = |word: &str| graphs.iter().filter(|line| line.ends_with(word)).count();
+        assert_eq!(
+            ["- captured", "- graph destroyed", "- made ready", "- ready one destroyed"].map(count),
+            [ready + 1, ready + 1, ready, ready],
+            "{name}"
+        );
+        assert!(count("- launched") >= ready, "{name}");
     }
     bench.nothing_left();
 }

@@ -4,6 +4,7 @@
  * FAKE_CUDA_PRIORITIES gets one for all that a stream is given, the stream's priority before it. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
  * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
+ * FAKE_CUDA_GRAPHS=N has memory to make so many graphs ready.
  * With FAKE_CUDA_PREPARED no kernel may be loaded once any was launched.
  * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. FAKE_CUDA_CAPABILITY=89 is the GPUs' instead of 90, and
  * says how much shared memory a block has; FAKE_CUDA_LAST=70 is that of the last alone. */
@@ -342,6 +343,9 @@ int cuStreamEndCapture(void *s, void **g) {
 }
 int cuGraphInstantiateWithFlags(void **x, void *g, uint64_t flags) {
     CHECK(current && is(g, GRAPH) && flags == 0 && !capturing);
+    const char *most = getenv("FAKE_CUDA_GRAPHS");
+    static int made;
+    if (most && __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED) > atoi(most)) return OUT_OF_MEMORY;
     Thing *ready = thing(READY);
     ready->last = &ready->first;
     for (Work *work = ((Thing *)g)->first; work; work = work->next, ready->last = &(*ready->last)->next) {

@@ -19,7 +19,8 @@ fn nano() -> TrainPlan {
 /// One that says of its weights that they have come through so many steps.
 fn trainer(plan: &TrainPlan, steps: u64) -> Trainer<f32> {
     let comm = Communicator::threads(1).remove(0);
-    let mut trainer = device::trainer::<f32>(plan, comm, Ledger::default()).unwrap();
+    let mut trainer =
+        device::trainer::<f32>(plan, comm, Ledger::default(), &std::sync::mpsc::channel().0).unwrap();
     let standing = Standing { steps, ..Standing::default() };
     trainer.restore(standing, &mut |_, _, _, _| Ok(())).unwrap();
     trainer

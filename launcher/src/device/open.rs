@@ -11,6 +11,7 @@ use collectives::device::{Cache, PRODUCT_WORKSPACE, Queue, SharedQueue, Streams,
 use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged, bytes_of};
 use models::{Accounts, Llama, Model};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use zero::{Ledger, Trainer};
 
 /// What carries calls where no wire joins devices.
@@ -26,11 +27,16 @@ fn beside_a_wire<Q: Streams>(
     })
 }
 
-/// This rank's trainer, where the plan places it.
+/// This rank's trainer, where the plan places it. What its device has to say later, and is no failure, goes to `remarks`.
 ///
 /// # Errors
 /// The device cannot be used, has too little memory, or is another rank's too.
-pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -> Result<Trainer<T>> {
+pub fn trainer<T: Float>(
+    plan: &TrainPlan,
+    comm: Communicator,
+    ledger: Ledger,
+    remarks: &Sender<String>,
+) -> Result<Trainer<T>> {
     match &plan.device {
         Device::Cpu => {
             let model = plan.model.build::<T>(&plan.batch, &ledger.of_model())?;
@@ -40,7 +46,7 @@ pub fn trainer<T: Float>(plan: &TrainPlan, comm: Communicator, ledger: Ledger) -
             let (gpu, room) = open(gpus, &comm, plan.ranks.nccl)?;
             let name = super::called(gpu.ordinal(), &gpu.properties().name);
             fit::check(plan, &name, room)?;
-            let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs);
+            let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs, remarks);
             let ranks = &plan.ranks;
             on_queue(stream, gpus, plan, comm, ledger, |comm, compute, need, ledger| {
                 match comm.size() > 1 && ranks.nccl {

@@ -165,6 +165,7 @@ impl<T: Float> Run<'_, T> {
         let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
         let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
         progress.finish();
+        self.pass_on();
         let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
             Some(sample) => {
                 let remark = sample.remark(self.plan.sample);

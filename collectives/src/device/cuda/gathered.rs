@@ -8,7 +8,7 @@
 //! without. A list is issued item by item when it is new, and recorded as a graph when it comes again with the same kernels,
 //! arguments and addresses: a list whose arguments change with every step (the rate of learning) never becomes one. At its
 //! second time everything that it needs has been loaded, which a capture would not permit. The work and its order are the
-//! same either way.
+//! same either way, so that a stream whose graphs the GPU has no memory for makes no more of them, and says so.
 //!
 //! What a list uses must not be freed before the driver knows of it: a stream holds the GPU's memory while it keeps one
 //! ([`Hold`]). A graph needs no such care, for it is launched only where somebody has just asked for the same addresses.
@@ -24,6 +24,7 @@ use cuda_sys::driver::{self, Handle};
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::mpsc::Sender;
 
 /// A list of fewer items is issued item by item.
 const LEAST: usize = 4;
@@ -116,16 +117,19 @@ pub(super) struct Gathered {
     seen: HashSet<u64>,
     /// By the hashes of their lists.
     graphs: HashMap<u64, (Box<[Item]>, Graph)>,
+    /// Who hears why no more graphs are made; none once that was said.
+    remarks: Option<Sender<String>>,
 }
 
 impl Gathered {
     /// With room for all that steps need later.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(remarks: Sender<String>) -> Self {
         Gathered {
             pending: Vec::with_capacity(MOST),
             hold: None,
             seen: HashSet::with_capacity(SEEN),
             graphs: HashMap::with_capacity(GRAPHS),
+            remarks: Some(remarks),
         }
     }
 
@@ -158,14 +162,24 @@ impl Gathered {
         match self.graphs.get(&hash) {
             Some((items, graph)) if **items == *list => return graph.launch(list, stream),
             Some(_) => return issue(list, stream),
-            None if self.graphs.len() == GRAPHS => return issue(list, stream),
+            None if self.graphs.len() == GRAPHS || self.remarks.is_none() => return issue(list, stream),
             None => {}
         }
         if self.seen.remove(&hash) {
-            let graph = Graph::record(list, stream)?;
-            graph.launch(list, stream)?;
-            self.graphs.insert(hash, (list.into(), graph));
-            return Ok(());
+            if let Some(graph) = Graph::record(list, stream)? {
+                graph.launch(list, stream)?;
+                self.graphs.insert(hash, (list.into(), graph));
+                return Ok(());
+            }
+            if let Some(remarks) = self.remarks.take() {
+                // Nobody may be there any more to hear it.
+                let _ = remarks.send(format!(
+                    "GPU {} has no memory left for {}; the run goes on without more CUDA graphs",
+                    stream.gpu().ordinal(),
+                    described(list)
+                ));
+            }
+            return issue(list, stream);
         }
         if self.seen.len() == SEEN {
             self.seen.clear();
@@ -195,8 +209,8 @@ struct Graph {
 }
 
 impl Graph {
-    /// Records a list without running it.
-    fn record(list: &[Item], stream: &mut Stream) -> Result<Self> {
+    /// Records a list without running it; none if the driver has no memory for one more.
+    fn record(list: &[Item], stream: &mut Stream) -> Result<Option<Self>> {
         let gpu = stream.gpu().clone();
         let (driver, handle) = (gpu.driver(), stream.handle()?);
         let what = || format!("recording {}", described(list));
@@ -220,8 +234,11 @@ impl Graph {
         };
         issued.map_err(recording)?;
         gpu.check_with(what, ended)?;
+        if made == driver::OUT_OF_MEMORY {
+            return Ok(None);
+        }
         gpu.check_with(what, made)?;
-        Ok(Graph { gpu, handle: ready })
+        Ok(Some(Graph { gpu, handle: ready }))
     }
 
     /// Gives a stream the whole list, which is the one that was recorded.

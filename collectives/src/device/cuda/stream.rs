@@ -11,6 +11,7 @@ use crate::device::source::Module;
 use crate::device::{Queue, Streams, Urgency};
 use crate::error::{Error, Result};
 use cuda_sys::driver::{self, Handle};
+use std::sync::mpsc::Sender;
 
 /// Bytes that are uploaded at once; more go in parts.
 const PART: usize = 4 << 20;
@@ -68,9 +69,10 @@ impl Stream {
     }
 
     /// Whether launches and products are gathered, and lists of them that come again launched as CUDA graphs. Errors of
-    /// what is gathered are those of a later call, and name the kernel.
-    pub fn gathering(mut self, gathers: bool) -> Self {
-        self.gathered = gathers.then(Gathered::new);
+    /// what is gathered are those of a later call, and name the kernel. If the GPU has no memory for a graph, which changes
+    /// nothing but the time that launches take, `remarks` gets a sentence.
+    pub fn gathering(mut self, gathers: bool, remarks: &Sender<String>) -> Self {
+        self.gathered = gathers.then(|| Gathered::new(remarks.clone()));
         self
     }
 
