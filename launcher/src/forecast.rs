@@ -116,7 +116,8 @@ impl Forecast {
                 memory = if held.total() > memory.total() { held } else { memory };
                 sent = plan.sent_in_a_step().max(sent);
             }
-            let peers = joined.nccl.then(|| joined.here.unwrap_or(world.min(GPUS)) - 1);
+            let peers =
+                joined.nccl.then(|| device::nccl_peers(joined.here.unwrap_or(world.min(GPUS)), world));
             let gpu = if placement.on_device() { need.arena + device::reserve(peers) } else { 0 };
             Ok(Outcome { stage, memory, gpu, sent })
         };

@@ -90,6 +90,17 @@ fn a_plan_needs_neither_gpus_nor_hosts_nor_data() {
     assert_eq!((&plain["ranks_of_a_host"], &between["ranks_of_a_host"]), (&Value::Null, &Value::Null));
     assert_eq!(of_gpu(&plain["stages"][3]), of_gpu(&between["stages"][3]));
 
+    // NCCL keeps as much for the neighbours on other hosts as for those on the same.
+    let of = |transport: &str| {
+        let flags = format!("--model 32m --device cuda --ranks 16 --share-gpus --transport {transport}");
+        let plan = bench.run(&format!("plan --json {flags}")).success().json();
+        (plan["ranks_of_a_host"].clone(), of_gpu(&plan["stages"][3]))
+    };
+    let ((eight, over_two), (sixteen, over_one)) = (of("nccl+shm+ucx --ranks-per-node 8"), of("nccl+shm"));
+    assert_eq!((eight, sixteen), (8.into(), 16.into()));
+    let peer = 2 * 32 * (12 << 20);
+    assert_eq!(over_one - over_two, (15 - (7 + 2)) * peer);
+
     let table =
         bench.run("plan --model 32m --ranks 64 --transport shm+ucx --ranks-per-node 8").success().stdout;
     for words in [

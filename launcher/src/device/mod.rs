@@ -182,7 +182,8 @@ impl Device {
                 gpus.named(ranks).map(|(name, memory)| (name, memory / sharers)).collect()
             }
             Device::Cuda(gpus) => {
-                let (sharers, reserved) = (gpus.sharers_of(ranks), reserve(nccl.then_some(ranks - 1)));
+                let (sharers, reserved) =
+                    (gpus.sharers_of(ranks), reserve(nccl.then(|| nccl_peers(ranks, ranks))));
                 let named = gpus.named(ranks);
                 named.map(|(name, memory)| (name, share(memory, sharers).saturating_sub(reserved))).collect()
             }
@@ -279,9 +280,17 @@ fn share(memory: usize, sharers: usize) -> usize {
 /// two communicators 32 channels of 12 MiB; and for what it does not need them for.
 const NCCL_PEER: usize = 2 * 32 * (12 << 20);
 const NCCL: usize = 256 << 20;
+/// Ranks of other hosts for which NCCL may keep as much on a GPU as for one of this host: the neighbours in its rings, where
+/// the network reads and writes a GPU's memory.
+const REMOTE: usize = 2;
+
+/// The other ranks for which NCCL may keep channels on a GPU, of a world that has `here` on each host.
+pub fn nccl_peers(here: usize, world: usize) -> usize {
+    here - 1 + REMOTE.min(world - here)
+}
 
 /// What CUDA's libraries take of a GPU's memory beside a plan, about which they say nothing: kernels and what they spill,
-/// handles; NCCL's channels to so many other ranks of this machine.
+/// handles; NCCL's channels to so many [other ranks](nccl_peers).
 pub fn reserve(peers: Option<usize>) -> usize {
     (256 << 20) + peers.map_or(0, |peers| NCCL + peers * NCCL_PEER)
 }

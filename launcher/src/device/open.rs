@@ -63,10 +63,6 @@ pub fn trainer<T: Float>(
     }
 }
 
-/// Ranks of other hosts for which NCCL may keep as much on a GPU as for one of this host: the neighbours in its rings, where
-/// the network reads and writes a GPU's memory.
-const REMOTE: usize = 2;
-
 /// This rank's GPU, and how much of its memory a plan may take: what is free now, and its share where others have the GPU
 /// too, without what CUDA's libraries take afterwards.
 fn open(gpus: &Gpus, comm: &Communicator, nccl: bool) -> Result<(Gpu, usize)> {
@@ -75,8 +71,8 @@ fn open(gpus: &Gpus, comm: &Communicator, nccl: bool) -> Result<(Gpu, usize)> {
     let (free, total) = gpu.free_memory()?;
     let room = free.min(super::share(total, sharers));
     let here = gpus.identity.as_ref().and_then(|identity| identity.local_size).unwrap_or(comm.size());
-    let peers = here - 1 + REMOTE.min(comm.size() - here);
-    Ok((gpu, room.saturating_sub(super::reserve(nccl.then_some(peers)))))
+    let peers = nccl.then(|| super::nccl_peers(here, comm.size()));
+    Ok((gpu, room.saturating_sub(super::reserve(peers))))
 }
 
 fn emulated() -> Result<EmulatedQueue> {
