@@ -23,15 +23,28 @@ pub fn fake_cuda(about: &str, folder: PathBuf, wanted: &[&str]) -> Option<PathBu
         return None;
     }
     std::fs::create_dir_all(&folder).expect("a folder");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda");
     for (source, library) in LIBRARIES.iter().filter(|(source, _)| wanted.contains(source)) {
-        // Another program may have loaded the last one.
-        let unfinished = folder.join(format!("{library}.{}", std::process::id()));
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
-        compiler.arg(sources.join(source).with_extension("c")).arg("-o").arg(&unfinished);
-        assert!(compiler.status().expect("a compiler").success(), "{compiler:?}");
-        std::fs::rename(&unfinished, folder.join(library)).expect("a library");
+        build(source, &folder.join(library), &[]);
     }
     Some(folder)
+}
+
+/// A compiler of kernels in this folder that knows GPUs of this architecture, as 120, and of 80, where [`fake_cuda`] has built
+/// others; gives its file.
+pub fn fake_nvrtc(folder: &Path, knows: u32) -> PathBuf {
+    std::fs::create_dir_all(folder).expect("a folder");
+    let file = folder.join("libnvrtc.so.13");
+    build("nvrtc", &file, &[&format!("-DKNOWS={knows}")]);
+    file
+}
+
+fn build(source: &str, library: &Path, flags: &[&str]) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../collectives/tests/fake_cuda");
+    // Another program may have loaded the last one.
+    let unfinished = library.with_extension(format!("{}.unfinished", std::process::id()));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]).args(flags);
+    compiler.arg(sources.join(source).with_extension("c")).arg("-o").arg(&unfinished);
+    assert!(compiler.status().expect("a compiler").success(), "{compiler:?}");
+    std::fs::rename(&unfinished, library).expect("a library");
 }

@@ -7,7 +7,7 @@ mod outcome;
 pub mod ports;
 
 pub use counting::Counting;
-pub use fake_cuda::fake_cuda;
+pub use fake_cuda::{fake_cuda, fake_nvrtc};
 pub use outcome::{Outcome, Waited};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

@@ -73,6 +73,29 @@ fn a_gpu_that_is_newer_than_the_compiler_is_refused_with_what_brings_one() {
 }
 
 #[test]
+fn a_compiler_that_knows_the_gpu_is_found_behind_those_that_do_not() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let file = |folder: &Path| folder.join("libnvrtc.so.13").display().to_string();
+    let (older, newer) = (bench.path("older"), bench.path("newer"));
+    harness::fake_nvrtc(&older, 90);
+    harness::fake_nvrtc(&newer, 120);
+    let with = |folders: &[&Path], args: &str| {
+        let mut command = bench.command(args);
+        command.env("CARAVAN_CUDA_LIBRARIES", std::env::join_paths(folders).expect("folders"));
+        command.env("CARAVAN_CACHE", bench.path("cache")).env("FAKE_CUDA_CAPABILITY", "120");
+        bench.outcome(&mut command)
+    };
+    let all = [older.as_path(), folder.as_path(), newer.as_path()];
+    let doctor = with(&all, "doctor").success().stdout;
+    assert!(doctor.contains(&file(&newer)) && !doctor.contains(&file(&older)), "{doctor}");
+    let train = "train --model nano --data random --seq 16 --micro-batch 1 --steps 1 --sample 0 --device cuda --ranks 1";
+    with(&all, train).success();
+    with(&all[..2], train).refusal(2, &[&file(&older), &file(folder), "sm_120a, as Fake GPU 0 is"]);
+    bench.nothing_left();
+}
+
+#[test]
 fn a_gpu_that_no_rank_has_does_not_matter() {
     let Some(folder) = fake() else { return };
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));

@@ -1,6 +1,7 @@
 //! Where CUDA's libraries are: the loader's own search, Python environments, and the usual folders.
 
-use libloading::Library;
+use libloading::os::unix::Library;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -38,19 +39,31 @@ impl Opened {
 /// error: what the library is, and what brings it. It will look for the `companions`, files whose names start so, by name
 /// only: where the loader would not find them, we do.
 pub fn open(what: &str, names: &[&str], companions: &[&str], hint: &str) -> Result<Opened, String> {
-    open_in(&listed(), &folders(), what, names, companions, hint)
+    open_accepted(what, names, companions, hint, Ok)
+}
+
+/// The same of the first that `accept` makes something of; if it does of none, the error has its words for all of them.
+pub fn open_accepted<T>(
+    what: &str,
+    names: &[&str],
+    companions: &[&str],
+    hint: &str,
+    accept: impl FnMut(Opened) -> Result<T, String>,
+) -> Result<T, String> {
+    open_in(&listed(), &folders(), what, names, companions, hint, accept)
 }
 
 /// The same with the folders that the user lists, and all.
-fn open_in(
+fn open_in<T>(
     listed: &[PathBuf],
     folders: &[PathBuf],
     what: &str,
     names: &[&str],
     companions: &[&str],
     hint: &str,
-) -> Result<Opened, String> {
-    let mut problem = None;
+    mut accept: impl FnMut(Opened) -> Result<T, String>,
+) -> Result<T, String> {
+    let (mut problem, mut seen, mut refused) = (None, HashSet::new(), Vec::new());
     let chosen = names.iter().flat_map(|name| listed.iter().map(move |folder| folder.join(name)));
     let found = names.iter().flat_map(|name| {
         std::iter::once(PathBuf::from(name)).chain(folders.iter().map(move |folder| folder.join(name)))
@@ -61,14 +74,28 @@ fn open_in(
         // SAFETY: NVIDIA's libraries are made to be opened like this; their initialisers have no conditions.
         match unsafe { Library::new(&candidate) } {
             Ok(library) => {
-                companions.iter().for_each(|start| accompany(&candidate, start, folders));
-                let (library, file) = (ManuallyDrop::new(library), candidate.display().to_string());
-                return Ok(Opened { library, file });
+                let handle = library.into_raw();
+                // By another name it is no other library.
+                if !seen.insert(handle) {
+                    continue;
+                }
+                // SAFETY: just opened, and closed by nobody.
+                let library = ManuallyDrop::new(unsafe { Library::from_raw(handle) });
+                match accept(Opened { library, file: candidate.display().to_string() }) {
+                    Ok(accepted) => {
+                        companions.iter().for_each(|start| accompany(&candidate, start, folders));
+                        return Ok(accepted);
+                    }
+                    Err(why) => refused.push(why),
+                }
             }
             // A file that is there and cannot be opened says more than one that is not.
             Err(error) if candidate.is_absolute() => problem = Some(error.to_string()),
             Err(_) => {}
         }
+    }
+    if !refused.is_empty() {
+        return Err(refused.join("; "));
     }
     let tried = names.join(", ");
     Err(match problem {
@@ -120,7 +147,7 @@ pub fn folders() -> Vec<PathBuf> {
     // Where containers get the driver's own libraries.
     folders.extend(["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"].map(PathBuf::from));
     folders.retain(|folder| folder.is_dir());
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     folders.retain(|folder| seen.insert(folder.clone()));
     folders
 }
@@ -188,6 +215,18 @@ fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::OnceLock;
+
+    /// A library that every program here has opened, so that the loader finds it by its name, libgcc_s.so.1. It is read before
+    /// any test opens a copy, which would be among what is open, too.
+    fn a_library() -> &'static [u8] {
+        static READ: OnceLock<Vec<u8>> = OnceLock::new();
+        READ.get_or_init(|| {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let opened = maps.split_whitespace().find(|word| word.ends_with("/libgcc_s.so.1"));
+            std::fs::read(opened.unwrap()).unwrap()
+        })
+    }
 
     #[test]
     fn what_is_not_there_is_said_to_be_missing() {
@@ -197,20 +236,17 @@ mod tests {
 
     #[test]
     fn folders_that_the_user_lists_go_before_the_loader_and_that_before_the_others() {
-        // A library that every program here has opened, so that the loader finds it by its name.
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let library = maps.split_whitespace().find(|word| word.ends_with("/libgcc_s.so.1")).unwrap();
         let root = tempfile::tempdir().unwrap();
         let [listed, other] = ["listed", "other"].map(|name| root.path().join(name));
         for folder in [&listed, &other] {
             std::fs::create_dir(folder).unwrap();
             for name in ["libgcc_s.so.1", "libcaravan-older.so.1"] {
-                std::fs::copy(library, folder.join(name)).unwrap();
+                std::fs::write(folder.join(name), a_library()).unwrap();
             }
         }
         let both = [listed.clone(), other.clone()];
         let file = |listed: &[PathBuf], folders: &[PathBuf], names: &[&str]| {
-            open_in(listed, folders, "a test", names, &[], "").unwrap().file().to_owned()
+            open_in(listed, folders, "a test", names, &[], "", Ok).unwrap().file().to_owned()
         };
         let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
         let name = "libgcc_s.so.1";
@@ -221,6 +257,30 @@ mod tests {
         // An older version that the user has chosen, too.
         std::fs::remove_file(listed.join(name)).unwrap();
         assert_eq!(file(&both[..1], &both, &[name, older]), at(&listed, older));
+    }
+
+    #[test]
+    fn what_is_not_accepted_gives_way_to_the_next_and_is_named_once() {
+        let root = tempfile::tempdir().unwrap();
+        let name = "libcaravan-accepted.so.1";
+        let folders = ["first", "link", "second"].map(|folder| root.path().join(folder));
+        let files = folders.each_ref().map(|folder| folder.join(name).display().to_string());
+        for folder in &folders {
+            std::fs::create_dir(folder).unwrap();
+        }
+        std::fs::write(&files[0], a_library()).unwrap();
+        std::os::unix::fs::symlink(&files[0], &files[1]).unwrap();
+        std::fs::write(&files[2], a_library()).unwrap();
+        let from = |first: usize| {
+            open_in(&folders[..1], &folders, "a test", &[name], &[], "", |opened| {
+                match files.iter().position(|file| file == opened.file()) >= Some(first) {
+                    true => Ok(opened.file().to_owned()),
+                    false => Err(opened.file().to_owned()),
+                }
+            })
+        };
+        assert_eq!((from(0), from(1)), (Ok(files[0].clone()), Ok(files[2].clone())));
+        assert_eq!(from(3), Err(format!("{}; {}", files[0], files[2])));
     }
 
     #[test]

@@ -37,15 +37,20 @@ functions! {
 }
 
 impl Nvrtc {
-    /// Opens the first compiler that is found of the newest major version up to `newest` (what it makes must load in the driver).
-    pub fn load(newest: u32) -> Result<Self, String> {
+    /// Opens the first compiler that is found of the newest major version up to `newest` (what it makes must load in the driver)
+    /// and that `suits`; if none does, the error has what that says of all of them.
+    pub fn load(newest: u32, mut suits: impl FnMut(&Self) -> Result<(), String>) -> Result<Self, String> {
         let names: Vec<String> =
             (12..=newest.min(13)).rev().map(|major| format!("libnvrtc.so.{major}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let hint = "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` (nvidia-cuda-nvrtc-cu12 for CUDA 12)";
         // Some wheels of CUDA 13 do not say that what the first compilation needs lies beside them.
         let companions = ["libnvrtc-builtins.so."];
-        Nvrtc::resolve(crate::find::open("NVRTC, the compiler of CUDA kernels,", &names, &companions, hint)?)
+        let what = "NVRTC, the compiler of CUDA kernels,";
+        crate::find::open_accepted(what, &names, &companions, hint, |opened| {
+            let nvrtc = Nvrtc::resolve(opened)?;
+            suits(&nvrtc).map(|()| nvrtc)
+        })
     }
 
     /// Its major and minor number.

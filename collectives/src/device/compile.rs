@@ -59,7 +59,15 @@ impl Compiler {
     /// # Errors
     /// There is none; the text says where was looked and what brings it.
     pub fn open(newest: u32) -> Result<Self> {
-        Ok(Compiler { nvrtc: Nvrtc::load(newest).map_err(missing)? })
+        Ok(Compiler { nvrtc: knowing(newest, &[]).map_err(missing)? })
+    }
+
+    /// The first of those that makes machine code for `machine`, which the GPU of this name is.
+    ///
+    /// # Errors
+    /// There is none, or the GPU is newer than all of them; the text says what brings one that knows it.
+    pub fn open_for(newest: u32, machine: Machine, name: &str) -> Result<Self> {
+        Ok(Compiler { nvrtc: knowing(newest, &[(machine, name)]).map_err(missing)? })
     }
 
     /// Major and minor version.
@@ -70,14 +78,6 @@ impl Compiler {
     /// The file that was opened.
     pub fn file(&self) -> &str {
         self.nvrtc.file()
-    }
-
-    /// Fails unless there is machine code for `machine`, which the GPU of this name is.
-    ///
-    /// # Errors
-    /// A GPU that is newer than the compiler, with what brings one that knows it.
-    pub fn check_known(&self, machine: Machine, name: &str) -> Result<()> {
-        known(&self.nvrtc, machine, name).map_err(missing)
     }
 
     /// Machine code for `machine`, and what each kernel takes.
@@ -142,20 +142,26 @@ impl Compiler {
     }
 }
 
-/// As [`Compiler::check_known`], of a library.
-pub(super) fn known(nvrtc: &Nvrtc, machine: Machine, name: &str) -> std::result::Result<(), String> {
-    let known = nvrtc.known();
-    // One that says nothing is asked by compiling.
-    if known.is_empty() || known.contains(&machine.capability) {
-        return Ok(());
-    }
-    let (major, minor) = nvrtc.number();
-    Err(format!(
-        "{} is NVRTC {major}.{minor}, which does not know {machine}, as {name} is (CUDA_VISIBLE_DEVICES can hide it): a newer \
-         CUDA toolkit or nvidia-cuda-nvrtc package (nvidia-cuda-nvrtc-cu12 for CUDA 12) does, whose folder \
-         CARAVAN_CUDA_LIBRARIES can name",
-        nvrtc.file()
-    ))
+/// The first NVRTC of the newest major version up to `newest` that makes machine code for all these GPUs, each an architecture and
+/// a name: an older one may be found before it, as beside PyTorch.
+pub(super) fn knowing(newest: u32, gpus: &[(Machine, &str)]) -> std::result::Result<Nvrtc, String> {
+    let mut too_new = false;
+    let found = Nvrtc::load(newest, |nvrtc| {
+        let known = nvrtc.known();
+        // One that says nothing is asked by compiling.
+        let knows = |machine: &Machine| known.is_empty() || known.contains(&machine.capability);
+        let Some((machine, name)) = gpus.iter().find(|(machine, _)| !knows(machine)) else { return Ok(()) };
+        too_new = true;
+        let (major, minor) = nvrtc.number();
+        Err(format!("{} is NVRTC {major}.{minor}, which does not know {machine}, as {name} is", nvrtc.file()))
+    });
+    found.map_err(|why| match too_new {
+        true => format!(
+            "{why} (CUDA_VISIBLE_DEVICES can hide it): a newer CUDA toolkit or nvidia-cuda-nvrtc package \
+             (nvidia-cuda-nvrtc-cu12 for CUDA 12) does, whose folder CARAVAN_CUDA_LIBRARIES can name"
+        ),
+        false => why,
+    })
 }
 
 /// Something of CUDA's is not there.

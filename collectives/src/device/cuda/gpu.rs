@@ -304,9 +304,8 @@ impl Gpu {
         if let Some(compiler) = self.inner.compiler.get() {
             return Ok(compiler);
         }
-        let compiler = Compiler::open(self.inner.newest.0)?;
         let Properties { machine, name, .. } = self.properties();
-        compiler.check_known(*machine, name)?;
+        let compiler = Compiler::open_for(self.inner.newest.0, *machine, name)?;
         Ok(self.inner.compiler.get_or_init(|| compiler))
     }
 }

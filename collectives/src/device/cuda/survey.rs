@@ -2,12 +2,11 @@
 
 use super::gpu::{Gpu, Properties};
 use crate::bootstrap::spawn::unsignalled;
-use crate::device::compile::{Machine, known};
+use crate::device::compile::{Machine, knowing};
 use crate::error::Error;
 use cuda_sys::cublaslt::CublasLt;
 use cuda_sys::driver::Driver;
 use cuda_sys::nccl::Nccl;
-use cuda_sys::nvrtc::Nvrtc;
 use std::ffi::c_int;
 
 /// A library: the file and its version, or what is missing and what brings it.
@@ -67,13 +66,12 @@ impl Survey {
             Ok(_) => gpus(most).map_err(words),
             Err(why) => Err(why.clone()),
         };
-        let nvrtc = Nvrtc::load(newest).and_then(|library| {
-            // Older ones no compiler helps.
-            let suit = |gpu: &&Properties| gpu.machine.capability >= Machine::OLDEST.capability;
-            let mut gpus = gpus.iter().flatten().filter(suit);
-            gpus.try_for_each(|gpu| known(&library, gpu.machine, &gpu.name))?;
+        // Older ones no compiler helps.
+        let suit = |gpu: &&Properties| gpu.machine.capability >= Machine::OLDEST.capability;
+        let suiting = gpus.iter().flatten().filter(suit).map(|gpu| (gpu.machine, gpu.name.as_str()));
+        let nvrtc = knowing(newest, &suiting.collect::<Vec<_>>()).map(|library| {
             let (major, minor) = library.number();
-            Ok(Library { file: library.file().to_owned(), version: format!("{major}.{minor}") })
+            Library { file: library.file().to_owned(), version: format!("{major}.{minor}") }
         });
         Survey {
             module: module(),
