@@ -54,6 +54,26 @@ fn a_small_gpu_evaluates_what_it_cannot_train() {
     bench.nothing_left();
 }
 
+/// A norm's backward has a sum for each of a row's elements and rooms for those of warps in a block's shared memory.
+#[test]
+fn a_row_that_a_block_cannot_sum_is_refused_before_the_first_step() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let train = |width: usize| {
+        let shape = serde_json::json!({
+            "model_type": "llama", "hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 1,
+            "head_dim": 64, "intermediate_size": 64, "vocab_size": 256,
+        });
+        let file = bench.file(&format!("{width}.json"), shape.to_string());
+        let flags = "--data random --seq 4 --micro-batch 1 --steps 1 --sample 0 --device cuda --ranks 1";
+        run(&bench, folder, &format!("train --model {} {flags}", file.display()))
+    };
+    train(25088).success();
+    let words = ["rmsnorm:bf16 needs 101888 bytes", "GPU 0 (Fake GPU 0) has 101376", "no --dtype fits"];
+    train(25344).refusal(2, &words);
+    bench.nothing_left();
+}
+
 #[test]
 fn a_gpu_that_is_newer_than_the_compiler_is_refused_with_what_brings_one() {
     let Some(folder) = fake() else { return };

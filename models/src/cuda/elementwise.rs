@@ -48,9 +48,10 @@ pub(super) fn norm_module(element: DType, width: usize, backward: bool) -> Modul
     Module::new(&sources::RMSNORM, element).shared(if backward { backward_shared(width) } else { 0 })
 }
 
-/// Bytes of shared memory of a block of a norm's backward: a sum for each weight.
+/// Bytes of shared memory of a block of a norm's backward: for two rows in turn two sums of each warp, and a sum for each
+/// weight.
 fn backward_shared(width: usize) -> usize {
-    width * size_of::<f32>()
+    (2 * 2 * (MOST_ROW_THREADS / 32) + width) * size_of::<f32>()
 }
 
 /// As many threads as a row has groups of 16 bytes, at most a block.

@@ -90,7 +90,8 @@ KERNEL(MOST_THREADS, 2, rmsnorm_forward, T *y, T *sum, const T *x, const T *resi
         forward<1>(y, sum, x, residual, weight, width, eps);
 }
 
-// Room for the sums of two rows: a warp may be at the next row while another reads those of the last.
+// Room for the sums of a row. There are two: a warp may be at the next row while another reads those of the last. They lie in
+// the dynamic shared memory, so that who launches the kernel counts all that a block has.
 using Room = float[2 * MOST_WARPS];
 
 // What a row's gradient needs of the whole row.
@@ -115,12 +116,10 @@ template <int N> DEVICE void add_sums(float (&sums)[2], const float (&v)[N], con
 
 template <int N>
 DEVICE void backward(T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows, int width, float eps,
-                     int add) {
-    SHARED_MEMORY(memory);
-    SHARED_ARRAY(Room, rooms, 2);
+                     int add, Room *rooms) {
     // (N, groups): threads side by side write side by side. Each reads and writes its own groups only, so that these sums
     // need no barrier.
-    float *dweight = reinterpret_cast<float *>(memory);
+    float *dweight = rooms[2];
     auto place = [&](int i, int k) { return dweight + k * (width / N) + i / N; };
     each_group<N>(width, [&](int i) {
         UNROLL
@@ -173,9 +172,8 @@ DEVICE Words here(Words words) {
 // The same with one group a thread: the weight and its gradient stay in registers too, and while a row is summed the
 // next one is on its way.
 DEVICE void backward_in_registers(T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows, int width,
-                                  float eps, int add) {
+                                  float eps, int add, Room *rooms) {
     constexpr int N = LANES<T>;
-    SHARED_ARRAY(Room, rooms, 2);
     int i = thread_index() * N;
     // Threads beyond the row add zeros.
     bool inside = i < width;
@@ -219,16 +217,18 @@ DEVICE void backward_in_registers(T *dx, float *dweight_parts, const T *x, const
 }
 
 // dx = (add ? dx : 0) + gradient; block b sums the weight's gradient over rows b, b + grid, … into row b of
-// dweight_parts (grid, width). Shared memory: width floats.
+// dweight_parts (grid, width). Shared memory: two rooms, and width floats.
 KERNEL(MOST_THREADS, 1, rmsnorm_backward, T *dx, float *dweight_parts, const T *x, const T *weight, const T *dy, int rows,
        int width, float eps, int add) {
     bool vectors = width % LANES<T> == 0 && aligned16(dx) && aligned16(x) && aligned16(weight) && aligned16(dy);
+    SHARED_MEMORY(memory);
+    Room *rooms = reinterpret_cast<Room *>(memory);
     if (vectors && width <= thread_count() * LANES<T>)
-        backward_in_registers(dx, dweight_parts, x, weight, dy, rows, width, eps, add);
+        backward_in_registers(dx, dweight_parts, x, weight, dy, rows, width, eps, add, rooms);
     else if (vectors)
-        backward<LANES<T>>(dx, dweight_parts, x, weight, dy, rows, width, eps, add);
+        backward<LANES<T>>(dx, dweight_parts, x, weight, dy, rows, width, eps, add, rooms);
     else
-        backward<1>(dx, dweight_parts, x, weight, dy, rows, width, eps, add);
+        backward<1>(dx, dweight_parts, x, weight, dy, rows, width, eps, add, rooms);
 }
 
 // dweight = (add ? dweight : 0) + the sum of the parts in their order. A warp takes 32 columns, so that its loads are
