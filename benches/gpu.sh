@@ -240,8 +240,8 @@ checks() {
         # Each process gets further than the one before it; what hangs takes the time of all else.
         if [ ${#rest[@]} = 0 ] || [ ${#rest[@]} = "$known" ] || [ "$hung" -ge 3 ]; then return 1; fi
         known=${#rest[@]} round=$((round + 1))
-        # Kernels have been compiled by now.
-        patience=$((patience < 20 ? patience : 20))
+        # Kernels have been compiled once any check has begun.
+        grep -qE '"state": "(ok|wrong|not ended)"' "$file" && patience=$((patience < 20 ? patience : 20))
         set -- "${rest[@]}"
     done
 }

@@ -7,7 +7,9 @@ use devices::{bench, can_emulate, emulated};
 use fake::fake;
 use harness::{Bench, Outcome, signal};
 use rustix::process::Signal;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -185,6 +187,36 @@ fn kernels_that_do_not_compile_keep_no_others_from_running() {
     let timed = written["times"].as_array().unwrap().iter().filter(|row| row["seconds"].is_number());
     let groups: Vec<&str> = timed.map(|row| row["group"].as_str().unwrap()).collect();
     assert_eq!(groups, ["norm", "norm", "rope"]);
+}
+
+/// A compiler that notes which file of results is there when it is to compile a kernel for no case yet, and refuses.
+const NOTES_RESULTS: &str = "#!/bin/sh
+[ -e c.json ] || exec \"$REAL_CXX\" \"$@\"
+grep -q 'not ended' c.json || stat -c %i c.json >>seen
+exit 1
+";
+
+/// Who watches it would think that the program hangs.
+#[test]
+fn the_file_of_checks_is_written_anew_while_kernels_are_compiled() {
+    let Some(real) = harness::cxx("bench kernels on emulated GPUs") else { return };
+    let bench = bench();
+    let compiler = bench.file("cxx", NOTES_RESULTS);
+    std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let cases = "norms rotary_embeddings swiglu_and_its_backward";
+    let mut command = bench.command(&format!("bench kernels --check {cases} --json c.json"));
+    command.env("CARAVAN_EMULATED_DEVICE", "1,256M").env("CARAVAN_CACHE", bench.path("cache"));
+    command.env("CXX", compiler).env("REAL_CXX", real);
+    let allowed = sched_getaffinity(None).expect("the processors of this test");
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).expect("a processor"));
+    // SAFETY: one system call.
+    unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &one)?)) };
+    bench.outcome(&mut command).refusal(1, &["3 of 3 checks of kernels failed"]);
+    let seen = std::fs::read_to_string(bench.path("seen")).expect("files that were seen");
+    let mut files: Vec<&str> = seen.lines().collect();
+    files.dedup();
+    assert!(files.len() >= 3, "nine modules, of which one processor compiles four at once: {seen}");
 }
 
 /// A compiler that refuses a source, for whichever elements: before all cases, when it takes the folder of results away, and

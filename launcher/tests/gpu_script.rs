@@ -262,6 +262,42 @@ fn a_host_with_too_little_memory_for_the_large_model_is_no_failure() {
     assert!(text.contains("page-locking"), "{text}");
 }
 
+/// Runs a part of the script by itself.
+fn part(bench: &Bench, text: &str) -> Outcome {
+    let mut command = Command::new("bash");
+    command.args(["-c", text]);
+    bench.prepare(&mut command);
+    command.env("BENCHES", Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches"));
+    bench.outcome(&mut command)
+}
+
+/// The checks alone, with a program that is ended while it compiles, and once more when a check has begun.
+const SLOW: &str = r#"
+eval "$(sed -n '/^cases() {/,/^}/p; /^checks() {/,/^}/p' "$BENCHES/gpu.sh")"
+results=. patience=60 caravan=caravan tries=0
+wrong() { :; }
+memcheck() { :; }
+step() {
+    outcome=hung tries=$((tries + 1))
+    echo "try $tries: $patience s"
+    case $tries in 1) states=("not run" "not run") ;; 2) states=(ok "not run") ;; *) states=("not run") ;; esac
+    for i in "${!states[@]}"; do printf '"case": "%s",
+"state": "%s"
+' "case $i" "${states[i]}"; done >"$file"
+    return 1
+}
+checks checks 150
+"#;
+
+#[test]
+fn a_program_that_is_ended_while_it_compiles_has_as_long_the_next_time() {
+    if !harness::installed("bash") {
+        return;
+    }
+    let told = part(&bench(), SLOW).stdout;
+    assert_eq!(told, "try 1: 60 s\ntry 2: 60 s\ntry 3: 20 s\n");
+}
+
 #[test]
 fn metrics_are_there_when_the_run_is_stopped() {
     if !can_emulate() || !harness::installed("bash") {
