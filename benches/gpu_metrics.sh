@@ -109,14 +109,16 @@ made_by() {
 
 # record: what was shown as a file for benches/results, with what it was made by and all of it.
 record() {
-    local name text
+    local name text shown
     name=$(sed -n 's/.*"gpus":\[{[^}]*"name":"\([^"]*\)".*/\1/p' <<<"$facts" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
     text=$results/gpu_${name:-emulated}_$(date -u +%F).md
     {
         printf '# What one GPU shows\n\nMade by `%sbenches/gpu.sh`' "${ONLY:+ONLY=\"$ONLY\" }"
         printf ' with %s.\n\n```\n' "$(made_by)"
-        # Where things lay says nothing to others.
-        sed -e "s|$results|RESULTS|g" -e "s|$work|WORK|g" -e 's|(/[^ )]*/site-packages/|(site-packages/|' "$results/gpu.txt"
+        # Where things lay says nothing to others. The folder of results may have the other one in it.
+        shown=$(cat "$results/gpu.txt")
+        shown=${shown//"$work"/WORK}
+        printf '%s\n' "${shown//"$results"/RESULTS}" | sed 's|(/[^ )]*/site-packages/|(site-packages/|'
         printf '```\n\n## Each step of training\n\n'
         printf '| run | step | loss | norm of the gradient | seconds | tokens/s |\n|---|---|---|---|---|---|\n'
         awk '/^{"file"/ { split($0, word, "\""); run = word[4]; sub(/\.jsonl$/, "", run) }

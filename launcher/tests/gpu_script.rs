@@ -299,6 +299,28 @@ fn a_program_that_is_ended_while_it_compiles_has_as_long_the_next_time() {
 }
 
 #[test]
+fn what_was_shown_names_no_folders_of_the_machine_wherever_they_lie() {
+    if !harness::installed("bash") {
+        return;
+    }
+    let bench = bench();
+    let record = r#"
+        . "$BENCHES/gpu_metrics.sh"
+        here=$BENCHES facts= results=$PWD/'a|b[c' work=$PWD/'a|b[c/tmp.&1'
+        mkdir -p "$work" && : >"$results/metrics.jsonl"
+        printf '%s\n' "ran in $work/model, wrote $results/x.json (/usr/lib/site-packages/y)" >"$results/gpu.txt"
+        record
+    "#;
+    let outcome = part(&bench, record);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let files = std::fs::read_dir(bench.path("a|b[c")).expect("results").map(|entry| entry.unwrap().path());
+    let file =
+        files.into_iter().find(|file| file.extension().is_some_and(|end| end == "md")).expect("a file");
+    let text = std::fs::read_to_string(file).expect("text");
+    assert!(text.contains("\nran in WORK/model, wrote RESULTS/x.json (site-packages/y)\n"), "{text}");
+}
+
+#[test]
 fn metrics_are_there_when_the_run_is_stopped() {
     if !can_emulate() || !harness::installed("bash") {
         return;
