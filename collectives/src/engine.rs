@@ -36,6 +36,7 @@ use flight::{Flight, Stage};
 use history::History;
 use lock::Holds;
 pub use options::{Options, Priority, Progress};
+use order::Sorted;
 use scratch::{Pool, READY};
 pub use scratch::{ready_bytes, scratch_bytes};
 pub(crate) use shared::{Handle, Shared};
@@ -63,6 +64,7 @@ pub(crate) struct Engine {
     posted: usize,
     /// Calls in flight, in the order of their start.
     order: Vec<u32>,
+    sorted: Sorted,
     /// Those of them that have no scratch yet, likewise.
     waiting: VecDeque<u32>,
     cache: Cache,
@@ -125,6 +127,7 @@ impl Engine {
             free: (0..READY as u32).rev().collect(),
             posted,
             order: Vec::with_capacity(READY),
+            sorted: Sorted::with_room(READY),
             waiting: VecDeque::with_capacity(READY),
             cache: Cache::default(),
             forced: [None; Kind::ALL.len()],
@@ -251,6 +254,7 @@ impl Engine {
             // All may be under way at once, as peers come or not: no later call takes memory for that.
             let calls = self.flights.len();
             self.order.reserve(calls - self.order.len());
+            self.sorted.make_room(calls);
             self.waiting.reserve(calls - self.waiting.len());
             calls as u32 - 1
         });
@@ -285,6 +289,7 @@ impl Engine {
             flight.schedule = Some(Rc::clone(schedule));
         }
         self.order.push(id);
+        self.sorted.add(id, flight);
         // With a thread to do the work, a start only tells peers what is ready.
         let quantum = if self.threaded { 0 } else { usize::MAX };
         let called = schedule.fingerprint;
@@ -346,6 +351,7 @@ impl Engine {
             }
             Ok(Outcome::Blocked(peer)) => {
                 flight.blocked_on = peer;
+                self.sorted.note_posted(id, flight);
                 Ok(false)
             }
             Ok(Outcome::Yield) => Ok(true),
@@ -354,11 +360,9 @@ impl Engine {
     }
 
     fn done(&mut self, id: u32) {
-        match self.order[..] {
-            [_] => self.order.clear(),
-            _ => self.order.retain(|&other| other != id),
-        }
         let flight = &mut self.flights[id as usize];
+        order::remove(&mut self.order, id);
+        self.sorted.remove(id, flight);
         flight.stage = Stage::Done;
         let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
         if let (Some(trace), Some(begun)) = (&self.trace, flight.begun) {
@@ -394,6 +398,7 @@ impl Engine {
         self.transport.abort(&error);
         self.failed = Some(error.clone());
         self.waiting.clear();
+        self.sorted.clear();
         for id in std::mem::take(&mut self.order) {
             let flight = &mut self.flights[id as usize];
             flight.stage = Stage::Failed;

@@ -19,6 +19,8 @@ pub(super) struct Flight {
     pub priority: Priority,
     /// The rank that it waits for.
     pub blocked_on: usize,
+    /// It is a message that is listed as not wholly posted.
+    pub unposted: bool,
     /// When it began, if somebody may want to know.
     pub begun: Option<Begun>,
     /// Once it has waited for too long. Boxed, because calls are begun often and this seldom.
@@ -37,6 +39,7 @@ impl Flight {
             stage: Stage::Free,
             priority: Priority::default(),
             blocked_on: 0,
+            unposted: false,
             begun: None,
             inquiry: None,
             stuck: None,

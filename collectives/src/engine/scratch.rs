@@ -187,19 +187,17 @@ impl Engine {
     /// which is the same on all ranks: so the oldest that is under way anywhere has it everywhere. A user's message
     /// waits for nobody, because its peer may make other calls first, nor does anything wait for one that may not go yet.
     pub(super) fn equip(&mut self, id: u32) -> Result<bool> {
-        let collective = |&&id: &&u32| !self.flights[id as usize].is_message();
-        let first = self.waiting.iter().find(collective) == Some(&id);
-        let flight = &mut self.flights[id as usize];
+        let flight = &self.flights[id as usize];
         let schedule = flight.schedule.as_deref().expect("a call in flight has a schedule");
         if schedule.scratch == 0 || !flight.state.scratch_at.is_null() {
             return Ok(true);
         }
-        let found = match first || schedule.call.kind.is_message() {
-            true => self.pool.lend(schedule, &mut *self.transport),
-            false => Ok(None),
-        };
+        let collective = |&&id: &&u32| !self.flights[id as usize].is_message();
+        let may = schedule.call.kind.is_message() || self.waiting.iter().find(collective) == Some(&id);
+        let found = if may { self.pool.lend(schedule, &mut *self.transport) } else { Ok(None) };
         match found {
             Ok(Some(mut scratch)) => {
+                let flight = &mut self.flights[id as usize];
                 flight.state.scratch_at = scratch.memory.as_mut_ptr();
                 flight.state.scratch = Some(scratch);
                 self.waiting.retain(|&other| other != id);
