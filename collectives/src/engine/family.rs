@@ -18,6 +18,8 @@ pub(crate) struct Served {
     pub mark: u64,
     /// Something may get further at any moment without a peer.
     pub soon: bool,
+    /// Something waits for peers whom no thread but this one looks for, and who wake it in the group where it sleeps only.
+    pub busy: bool,
 }
 
 #[derive(Default)]
@@ -37,7 +39,8 @@ impl Family {
         let (mut all, mut next) = (Served::default(), 0);
         while let Some((at, other)) = self.other(next, member) {
             let one = other.serve();
-            all = Served { mark: all.mark.wrapping_add(one.mark), soon: all.soon | one.soon };
+            let mark = all.mark.wrapping_add(one.mark);
+            all = Served { mark, soon: all.soon | one.soon, busy: all.busy | one.busy };
             next = at + 1;
         }
         all

@@ -34,7 +34,7 @@ const YIELD: u32 = 50;
 const PATIENCE: Duration = Duration::from_millis(5);
 /// The longest nap.
 const PARK: Duration = Duration::from_millis(1);
-/// The progress thread's.
+/// The same where calls of other groups are under way, whose peers do not end it; and the progress thread's.
 const NAP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
@@ -245,7 +245,7 @@ impl Shared {
             } else {
                 let fine = engine.check(Some(id), Some(silent.so_far())).is_ok();
                 if fine && engine.flights[id as usize].stage == Stage::Running && !served.soon {
-                    engine.transport.park(PARK);
+                    engine.transport.park(if served.busy { NAP } else { PARK });
                 }
                 engine = engine.meanwhile(|| {
                     served = self.family.serve_others(self);
@@ -355,15 +355,16 @@ impl Member for Shared {
     fn serve(&self) -> Served {
         let Some(mut engine) = self.engine.try_lock() else {
             // What the thread moves on that is at it, the next look sees.
-            return Served { mark: self.mark.load(Ordering::Relaxed), soon: false };
+            return Served { mark: self.mark.load(Ordering::Relaxed), ..Served::default() };
         };
         let before = engine.progress_mark();
-        if !self.driven() {
+        let driven = self.driven();
+        if !driven {
             let _ = engine.poll(None);
         }
         let mark = engine.progress_mark();
         self.mark.store(mark, Ordering::Relaxed);
-        Served { mark, soon: mark != before }
+        Served { mark, soon: mark != before, busy: !driven && !engine.order.is_empty() }
     }
 }
 

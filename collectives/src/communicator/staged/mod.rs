@@ -387,13 +387,13 @@ impl<Q: Streams> Member for Group<Q> {
             Ok(state) => state,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                return Served { mark: self.moves.load(Ordering::Relaxed), soon: false };
+                return Served { mark: self.moves.load(Ordering::Relaxed), ..Served::default() };
             }
         };
         let _ = self.alive(&mut state, Self::pump);
-        // What is being copied down is handed on as soon as it is there.
+        // What is being copied down is handed on as soon as it is there, and then the host's group is busy with it.
         let soon = !state.copying.is_empty();
-        Served { mark: self.moves.load(Ordering::Relaxed), soon }
+        Served { mark: self.moves.load(Ordering::Relaxed), soon, busy: false }
     }
 }
 

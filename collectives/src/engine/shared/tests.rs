@@ -5,6 +5,7 @@ use crate::schedule::{Algorithm, Kind};
 use crate::transport::{Request, Tag, Tells, threads};
 use crate::{Buffer, Communicator, DType};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 
 /// The first of `size` ranks, which nobody else moves: what comes of looking at a message is as written.
 struct Scripted<F> {
@@ -13,13 +14,16 @@ struct Scripted<F> {
     looks: F,
     /// A peer is lost, as who asks for that hears.
     lost: bool,
+    /// How long it was to sleep each time.
+    parked: Arc<Mutex<Vec<Duration>>>,
     aborted: Arc<AtomicBool>,
 }
 
 impl<F: FnMut(Request) -> bool + Send + 'static> Scripted<F> {
     /// One that tells of collectives, where what `looks` says of a message is whether it has come.
     fn new(size: usize, looks: F) -> Self {
-        Scripted { size, tells: Tells::Collectives, looks, lost: false, aborted: Arc::default() }
+        let (parked, aborted) = Default::default();
+        Scripted { size, tells: Tells::Collectives, looks, lost: false, parked, aborted }
     }
 
     fn with(self, options: Options) -> Communicator {
@@ -70,6 +74,11 @@ unsafe impl<F: FnMut(Request) -> bool + Send> Transport for Scripted<F> {
             true => Err(Error::PeerLost { rank: 0, peer: 1, how: "has ended".into() }),
             false => Ok(()),
         }
+    }
+
+    fn park(&mut self, limit: Duration) {
+        self.parked.lock().unwrap().push(limit);
+        std::thread::sleep(limit.min(NAP));
     }
 
     fn abort(&mut self, _: &Error) {
@@ -194,6 +203,24 @@ fn everybody_who_looks_sees_that_something_moved() {
     drop(held);
     first.shared.wait(id).expect("all have come");
     second.shared.wait(its).expect("all have come");
+}
+
+/// Nobody wakes it for the other group, in which one of its calls is under way until it has slept thrice.
+#[test]
+fn who_waits_in_one_group_sleeps_shortly_while_another_needs_it() {
+    let parked = Arc::<Mutex<Vec<Duration>>>::default();
+    let family = Arc::<Family>::default();
+    let group = |sleeps: usize| {
+        let slept = Arc::clone(&parked);
+        let silent = Scripted::new(2, move |_| slept.lock().unwrap().len() >= sleeps);
+        let transport = Box::new(Scripted { parked: Arc::clone(&parked), ..silent });
+        Handle::new(transport, Options::default(), Arc::clone(&family)).expect("an engine")
+    };
+    let [waiting, other] = [6, 3].map(group);
+    let [awaited, its] = [&waiting, &other].map(|group| barrier(&group.shared));
+    waiting.shared.wait(awaited).expect("all have come");
+    assert!(other.shared.is_over(its));
+    assert_eq!(*parked.lock().unwrap(), [NAP, NAP, NAP, PARK, PARK, PARK]);
 }
 
 #[test]
