@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::transport::farewell::{self, LINGER_FAILED};
 use crate::transport::{Transport, blame};
 use crate::watch::Until;
+use std::collections::BTreeSet;
 use std::ptr::null_mut;
 use std::time::Duration;
 use ucx_sys::{Posted, UCS_INPROGRESS, UCS_OK};
@@ -25,7 +26,10 @@ impl UcxTransport {
     pub(super) fn announce_failure(&mut self, why: &Error) {
         let text = blame::told(why);
         self.announced = true;
-        self.tell_peers(Word::Failure, &text, |state, peer| !state.is_gone(peer));
+        if let Ok(mut state) = self.session.turn() {
+            let present = self.members.present(&mut state);
+            state.announce(Word::Failure, &text, |peer| present.get(&peer).copied());
+        }
         self.members.lost.get_or_insert_with(|| why.clone());
         self.wait(&mut Until::after(LINGER_FAILED), |this| match this.session.turn() {
             Ok(mut state) => state.settle_outgoing(),
@@ -33,15 +37,14 @@ impl UcxTransport {
         });
     }
 
-    /// Says something to the members that are still there and that `wanted` accepts.
-    fn tell_peers(&mut self, word: Word, text: &str, wanted: fn(&mut State, usize) -> bool) {
+    /// Takes leave of the members that are still there and could else take the end of this process for a loss.
+    fn take_leave(&mut self) {
         let Ok(mut state) = self.session.turn() else { return };
-        self.members.hear_farewells(&mut state);
-        let Members { rank, ranks, numbers, farewells, .. } = &self.members;
-        for (member, &peer) in ranks.iter().enumerate() {
-            if member != *rank && !farewells.has_left(member) && wanted(&mut state, peer) {
+        for (peer, number) in self.members.present(&mut state) {
+            let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
+            if watches || state.is_met(peer) {
                 // A peer that cannot be told finds out by itself.
-                let _ = state.say(peer, word, numbers[member], text);
+                let _ = state.say(peer, Word::Farewell, number, "");
             }
         }
     }
@@ -101,11 +104,7 @@ impl UcxTransport {
             self.members.lost = lost;
         }
         if self.members.lost.is_none() {
-            // Only those who could otherwise take the end of this process for a loss.
-            self.tell_peers(Word::Farewell, "", |state, peer| {
-                let watches = state.local(peer) && state.cards[peer].home != state.cards[state.rank].home;
-                watches || state.is_met(peer)
-            });
+            self.take_leave();
         }
         if let Some(why) = self.members.lost.clone().filter(|_| !self.announced) {
             // Found only now. This process may end before the one that is to blame.
@@ -141,14 +140,37 @@ impl State {
     /// Nothing moves UCX from now on. The others are told before, who may wait for this rank in other groups.
     pub(super) fn stay_away(&mut self) {
         let why = Error::last_word(self.cause.as_ref());
-        for peer in 0..self.cards.len() {
-            if peer != self.rank && !self.is_gone(peer) {
-                // Who cannot be told finds out by itself.
-                let _ = self.say(peer, Word::Absent, 0, &why);
-            }
-        }
+        self.announce(Word::Absent, &why, |_| Some(0));
         self.wait(&mut Until::after(LINGER_FAILED), State::settle_outgoing);
         self.given_up = true;
+    }
+
+    /// Says that this rank has failed, to peers with a number of the group: once those have heard to whom there is a
+    /// connection, also to others, where one can be made.
+    fn announce(&mut self, word: Word, text: &str, number: impl Fn(usize) -> Option<u16>) {
+        self.announcing = true;
+        for turn in 0..2 {
+            let peers = std::mem::take(&mut self.in_turn()[turn]).into_iter();
+            let peers: Vec<_> = peers.filter_map(|peer| Some((peer, number(peer)?))).collect();
+            if turn > 0 && !peers.is_empty() {
+                self.wait(&mut Until::after(LINGER_FAILED), State::settle_outgoing);
+            }
+            for (peer, number) in peers {
+                if !self.is_gone(peer) {
+                    // Who cannot be told finds out by itself.
+                    let _ = self.say(peer, word, number, text);
+                }
+            }
+        }
+        self.announcing = false;
+    }
+
+    fn in_turn(&self) -> [Vec<usize>; 2] {
+        let all = 0..self.cards.len();
+        let connected: Vec<_> = self.endpoints.iter().map(|endpoint| !endpoint.is_null()).collect();
+        let hosts: Vec<_> = self.cards.iter().map(|card| card.home.host).collect();
+        let lost: Vec<_> = all.map(|peer| self.failures.of(peer) != UCS_OK).collect();
+        in_turn(self.rank, &connected, &hosts, &lost)
     }
 
     /// Ends the connections that UCX ends by force, until the messages of this rank have `settled`: a network card would still
@@ -244,6 +266,17 @@ impl State {
     }
 }
 
+/// Which peers hear first that this rank, `own`, has failed, because they are `connected`, and which then: none of another
+/// host where one is `lost`, because over TCP to connect takes two minutes where nobody answers any more.
+fn in_turn(own: usize, connected: &[bool], hosts: &[u64], lost: &[bool]) -> [Vec<usize>; 2] {
+    let of_lost = (0..hosts.len()).filter(|&peer| lost[peer]).map(|peer| hosts[peer]);
+    let silent: BTreeSet<u64> = of_lost.filter(|&host| host != hosts[own]).collect();
+    let others = (0..hosts.len()).filter(|&peer| peer != own);
+    let (first, mut then): (Vec<_>, Vec<_>) = others.partition(|&peer| connected[peer]);
+    then.retain(|&peer| !silent.contains(&hosts[peer]));
+    [first, then]
+}
+
 impl Drop for UcxTransport {
     fn drop(&mut self) {
         self.close();
@@ -259,6 +292,19 @@ mod tests {
 
     /// Says to a process that it is this test's.
     const ROLE: &str = "CARAVAN_TEST_CUT";
+
+    #[test]
+    fn who_fails_connects_to_no_host_where_a_rank_is_lost() {
+        // Two ranks on each of three hosts and three on this one; it is connected to one of each.
+        let hosts = [7, 7, 7, 1, 1, 2, 2, 3, 3];
+        let connected = [false, true, false, true, false, true, false, true, false];
+        let turns = |lost: &[usize]| {
+            in_turn(0, &connected, &hosts, &[0, 1, 2, 3, 4, 5, 6, 7, 8].map(|p| lost.contains(&p)))
+        };
+        assert_eq!(turns(&[]), [vec![1, 3, 5, 7], vec![2, 4, 6, 8]]);
+        assert_eq!(turns(&[5]), [vec![1, 3, 5, 7], vec![2, 4, 8]]);
+        assert_eq!(turns(&[1, 3, 8]), [vec![1, 3, 5, 7], vec![2, 6]]);
+    }
 
     #[test]
     fn a_message_that_is_not_taken_ends_with_its_connection() {

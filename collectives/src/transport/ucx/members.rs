@@ -4,6 +4,7 @@ use super::session::{State, Word};
 use crate::error::{Error, Result};
 use crate::transport::neighbours::last_words;
 use crate::transport::{admit, blame, farewell::Farewells};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub(super) struct Members {
@@ -89,6 +90,13 @@ impl Members {
                 self.farewells.note(peer);
             }
         }
+    }
+
+    /// Who has not left, by its rank in the job, with its number of the group.
+    pub(super) fn present(&mut self, state: &mut State) -> BTreeMap<usize, u16> {
+        self.hear_farewells(state);
+        let others = (0..self.ranks.len()).filter(|&m| m != self.rank && !self.farewells.has_left(m));
+        others.map(|member| (self.ranks[member], self.numbers[member])).collect()
     }
 
     /// What is known to have gone wrong by now.

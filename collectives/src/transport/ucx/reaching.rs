@@ -38,6 +38,11 @@ impl State {
 
     fn reach(&mut self, peer: usize) -> Result<Handle> {
         let address = &self.cards[peer].address;
+        if self.announcing && self.reports(peer) {
+            // What this process is to end with is its failure, and not that a peer cannot be told of it.
+            let made = self.worker.connect(address, Some(self.failures.handler(peer)));
+            return made.map_err(|error| self.explained(error, peer));
+        }
         if !self.reports(peer) {
             return self.worker.connect(address, None).map_err(|error| self.explained(error, peer));
         }

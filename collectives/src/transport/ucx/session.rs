@@ -112,6 +112,8 @@ pub(super) struct State {
     pub(super) cause: Option<Error>,
     /// Why a connection could not be made: then no other is begun.
     pub(super) unreached: Option<Error>,
+    /// Peers are being told that this rank has failed.
+    pub(super) announcing: bool,
     /// How long ranks have to answer when this one connects to them.
     pub(super) patience: Duration,
     /// Where the ranks have met, while all of them connect to each other.
@@ -172,6 +174,7 @@ impl State {
             failed: false,
             cause: None,
             unreached: None,
+            announcing: false,
             patience: start.call_timeout,
             meeting: None,
             tell: start.tell,
