@@ -357,7 +357,7 @@ unsafe impl Transport for MpiTransport {
             self.session().control().forget(identity);
             return Err(e);
         }
-        let _inside = watch.enter(Place::Communicator);
+        let _inside = watch.enter(Place::Group);
         let mut group = Self::over(Comm::of_members(self.session(), &in_job, identity)?, in_job, identity)?;
         group.requests.chunk = self.requests.chunk;
         Ok(Box::new(group))

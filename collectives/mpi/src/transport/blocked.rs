@@ -55,6 +55,8 @@ pub(super) enum Place {
     Communicator = 2,
     Collective = 3,
     End = 4,
+    /// A communicator whose ranks have all come.
+    Group = 5,
 }
 
 /// What is known of the ranks that are waited for, once MPI has started.
@@ -89,6 +91,9 @@ struct Shared {
 }
 
 const CALLS: u64 = 8;
+/// How long ranks may take to make a communicator once all have come: one that has failed since does not call MPI any more,
+/// and cannot say so to who waits inside.
+const COME: Duration = Duration::from_secs(30);
 /// How often the thread looks. A call that returns sooner is never seen.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// How often it looks during a call that it has seen: ranks that are not inside MPI may end some 20 ms after they have seen
@@ -182,7 +187,7 @@ fn watch(shared: &Shared, start: &Start, ranks: Option<&Ranks>) {
 
 impl Place {
     fn of(call: u64) -> Option<Self> {
-        let places = [Place::Start, Place::Communicator, Place::Collective, Place::End];
+        let places = [Place::Start, Place::Communicator, Place::Collective, Place::End, Place::Group];
         places.into_iter().find(|&p| p as u64 == call % CALLS)
     }
 
@@ -190,10 +195,15 @@ impl Place {
     fn name(self) -> &'static str {
         match self {
             Place::Start => "MPI_Init",
-            Place::Communicator => "the making of a communicator",
+            Place::Communicator | Place::Group => "the making of a communicator",
             Place::Collective => "a collective of its own",
             Place::End => "MPI_Finalize",
         }
+    }
+
+    /// How long a call may take.
+    fn limit(self, start: &Start) -> Duration {
+        if self == Place::Group { start.call_timeout.min(COME) } else { start.call_timeout }
     }
 }
 
@@ -221,12 +231,19 @@ impl Wait {
         {
             return Some(lost);
         }
-        let late = self.waited.so_far() > start.call_timeout;
+        let limit = place.limit(start);
+        let late = self.waited.so_far() > limit;
+        let known = match place {
+            Place::Group => {
+                ", though all ranks of the group had come: one of them has failed since, or stands still"
+            }
+            _ => "",
+        };
         late.then(|| Error::Library {
             library: library(),
             call: place.name(),
             rank: ranks.rank,
-            text: format!("it did not return within {:?}", start.call_timeout),
+            text: format!("it did not return within {limit:?}{known}"),
         })
     }
 
@@ -248,5 +265,26 @@ impl Wait {
         });
         let why = format!("MPI did not start within {:?}: {missing}", start.within);
         Some(Error::Unavailable { name: "mpi".into(), why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::transport::neighbours::Home;
+
+    #[test]
+    fn a_group_whose_ranks_have_come_is_not_waited_for_as_long_as_they_are() {
+        let within = |call_timeout| Start { call_timeout, ..Start::default() };
+        let (long, short) = (within(Duration::from_secs(600)), within(Duration::ZERO));
+        assert_eq!([Place::Communicator, Place::Group].map(|p| p.limit(&long)), [long.call_timeout, COME]);
+        assert_eq!(Place::Group.limit(&short), Duration::ZERO);
+        let neighbours = Neighbours::of(0, vec![Home::of_this_process()]).unwrap();
+        let ranks = Ranks { rank: 0, neighbours: Arc::new(Mutex::new(neighbours)) };
+        let shared = Shared::default();
+        shared.enter(Place::Group);
+        let place = Place::of(shared.call.load(Ordering::Relaxed)).expect("a call");
+        let why = Wait::new().given_up(place, &short, Some(&ranks)).expect("it is late").to_string();
+        assert!(why.contains("all ranks of the group had come"), "{why}");
     }
 }

@@ -145,7 +145,8 @@ impl MpiTransport {
                 }
             }
         }
-        // Who has come may have failed since, and would be waited for in a call that does not return.
+        // Who has come may have failed since, and would be waited for in a call that does not return. One that fails only now
+        // is, by all who have not heard; see `Place::Group`.
         self.check()
     }
 
