@@ -10,6 +10,8 @@ mod eager;
 #[cfg(any(feature = "mpi", test))]
 mod family;
 #[cfg(any(feature = "mpi", test))]
+mod probing;
+#[cfg(any(feature = "mpi", test))]
 mod tags;
 #[cfg(feature = "mpi")]
 mod transport;

@@ -59,7 +59,7 @@ impl Requests {
                     read(found, came, slot.dst, slot.bytes);
                 }
                 (slot.length, slot.unseen) = (came, 0..0);
-                self.probing.retain(|&i| i as usize != index);
+                self.probing.remove(index);
                 return Ok(true);
             }
         }
@@ -80,7 +80,7 @@ impl Requests {
         }
         let says = Fingerprint::from_bits(u64::from_ne_bytes(header));
         (slot.called, slot.unseen) = (Some(other.called.unwrap_or(says)), 0..0);
-        self.probing.retain(|&i| i as usize != index);
+        self.probing.remove(index);
         Ok(true)
     }
 

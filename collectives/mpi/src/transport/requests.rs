@@ -13,6 +13,7 @@ use super::ffi;
 use super::route::{Comms, Kind, Route};
 use super::session::Session;
 use crate::eager::Eager;
+use crate::probing::{Awaited, Probing};
 use crate::tags::Tags;
 use collectives::Result;
 use collectives::transport::{LISTED, Request, Tag};
@@ -83,8 +84,8 @@ pub(super) struct Requests {
     pub(super) slots: Vec<Slot>,
     free: Vec<u32>,
     active: usize,
-    /// Receives that wait for a probe, in the order in which they were asked for.
-    pub(super) probing: Vec<u32>,
+    /// Receives that wait for a probe.
+    pub(super) probing: Probing,
     /// Bytes of one of MPI's messages at most.
     pub(super) chunk: usize,
 }
@@ -103,7 +104,7 @@ impl Requests {
     /// For the messages of `rank` on communicators for collectives and for users' messages.
     pub(super) fn new(tags: Tags, rank: usize, [collectives, users]: [Comms; 2], chunk: usize) -> Self {
         let slots = (0..LISTED).map(|_| Slot::free()).collect();
-        let (free, probing) = ((0..LISTED as u32).rev().collect(), Vec::with_capacity(LISTED));
+        let (free, probing) = ((0..LISTED as u32).rev().collect(), Probing::with_room(LISTED));
         Requests { tags, rank, collectives, users, slots, free, active: 0, probing, chunk }
     }
 
@@ -268,7 +269,7 @@ impl Requests {
             at += part;
         }
         if !self.slots[index].unseen.is_empty() {
-            self.probing.push(index as u32);
+            self.probing.add(index, Awaited { peer: from, tag: route.tag, user: route.user });
             // The message may be there already.
             self.probe(session, index)?;
         }
@@ -301,7 +302,7 @@ impl Requests {
 
     /// Posts what a probe finds of a receive that waits for it.
     fn probe(&mut self, session: &Session, index: usize) -> Result<()> {
-        if self.must_wait(index) {
+        if self.probing.is_behind(index) {
             return Ok(());
         }
         let large = self.comms(&self.slots[index].route).large;
@@ -324,19 +325,8 @@ impl Requests {
             slot.parts.push(request);
             slot.unseen.start += came;
         }
-        self.probing.retain(|&i| i as usize != index);
+        self.probing.remove(index);
         Ok(())
-    }
-
-    /// Whether a receive that was asked for before this one waits for the same tag of the same peer.
-    fn must_wait(&self, index: usize) -> bool {
-        let slot = &self.slots[index];
-        self.probing.iter().take_while(|&&i| i as usize != index).any(|&i| {
-            let before = &self.slots[i as usize];
-            before.peer == slot.peer
-                && before.route.tag == slot.route.tag
-                && before.route.user == slot.route.user
-        })
     }
 
     /// How the message ended, or nothing if it is still under way after `looks` further looks. One that ended before is an
