@@ -1,7 +1,7 @@
 //! `caravan checkpoint`: what a state is of, whether it is as it was written, and its weights as a model.
 
-use crate::bench;
 use crate::disks::{CARAVAN, with_disk};
+use crate::{bench, word_tokenizer};
 use harness::Bench;
 use serde_json::Value;
 use std::fs;
@@ -197,5 +197,32 @@ fn a_full_disk_takes_no_half_a_model() {
     let Some(outcome) = with_disk(&bench, "248k", &run) else { return };
     let outcome = outcome.refusal(1, &["--save", "disk/model", "No space left"]);
     assert!(!outcome.stdout.contains("model\n") && !outcome.stdout.contains("saved"), "{}", outcome.stdout);
+    bench.nothing_left();
+}
+
+#[test]
+fn what_lies_beside_weights_is_compared_and_goes_with_the_model() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let tokenizer = word_tokenizer(&bench, 200);
+    let beside = bench.path("tok");
+    fs::create_dir_all(beside.join("additional_chat_templates")).unwrap();
+    fs::copy(tokenizer, beside.join("tokenizer.json")).unwrap();
+    fs::write(beside.join("additional_chat_templates/tool.jinja"), "{{ messages }}").unwrap();
+    bench.run(&format!("{TRAIN} --tokenizer tok/tokenizer.json --checkpoint ckpt")).success();
+    let template = "weights/additional_chat_templates/tool.jinja";
+    let said = bench.run("checkpoint ckpt --verify").success().stdout;
+    assert!(
+        said.contains(&format!("  {template}\n")) && said.contains("  weights/tokenizer.json\n"),
+        "{said}"
+    );
+    bench.run("checkpoint ckpt --save model").success();
+    for name in ["tokenizer.json", "tokenizer_config.json", "additional_chat_templates/tool.jinja"] {
+        let [there, saved] =
+            ["ckpt/step-3/weights", "model"].map(|dir| fs::read(bench.path(dir).join(name)).unwrap());
+        assert_eq!(there, saved, "{name}");
+    }
+    fs::write(bench.path("ckpt/step-3").join(template), "{{ message  }}").unwrap();
+    bench.run("checkpoint ckpt --save model").refusal(1, &[template, "is not as it was written"]);
     bench.nothing_left();
 }

@@ -12,7 +12,7 @@ use models::LlamaConfig;
 use models::hf::{self, SaveOptions, Sum, Writer};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zero::Kept;
 
 /// Elements of a weight that are read and written at once.
@@ -207,8 +207,10 @@ fn files_of(state: &State, told: &[Told], parts: &[Kept]) -> Result<BTreeSet<Str
         let part = name(*kept);
         let of_it = told.iter().filter(|(file, _)| file.split_once('/').is_some_and(|(its, _)| its == part));
         all.extend(of_it.map(|(file, _)| file.clone()));
-        let there = state.open(*kept)?.files();
-        all.extend(there.iter().filter_map(|path| Some(format!("{part}/{}", path.file_name()?.to_str()?))));
+        let there = state.open(*kept)?;
+        let within =
+            |path: PathBuf| Some(format!("{part}/{}", path.strip_prefix(there.dir()).ok()?.to_str()?));
+        all.extend(there.files().into_iter().filter_map(within));
     }
     Ok(all)
 }

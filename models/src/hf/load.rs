@@ -4,8 +4,8 @@
 //! file that shrinks or a disk that fails meanwhile is an error instead of a SIGBUS.
 
 use super::config;
+use super::names::{COMPANIONS, TEMPLATES, is_template};
 use super::remarks::Remarks;
-use super::save::{COMPANIONS, TEMPLATES, is_template};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::regular::regular;

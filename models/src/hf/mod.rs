@@ -3,6 +3,7 @@
 mod config;
 mod fields;
 mod load;
+mod names;
 mod remarks;
 mod rope;
 mod save;

@@ -7,6 +7,7 @@
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};
+use super::names::{COMPANIONS, TEMPLATES, is_companion, is_shard};
 use super::remarks::Remarks;
 use super::staging::{Staging, is_movable};
 use super::sum::{Sum, Summing};
@@ -25,21 +26,6 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Files beside weights and config.json that a model directory may have, as transformers writes them; a directory with
-/// any other file is not ours to replace.
-pub(super) const COMPANIONS: [&str; 9] = [
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-];
-/// The directory beside them in which transformers puts the chat templates of a model that has several, but for the first.
-pub(super) const TEMPLATES: &str = "additional_chat_templates";
 /// Elements converted and written at once.
 const CHUNK: usize = 256 << 10;
 /// Of a directory's mode: what is in it is moved and removed by its owner only, as in `/tmp`.
@@ -400,25 +386,6 @@ fn names_below(dir: &Path, inside: &str) -> Result<Vec<String>> {
         }
     }
     Ok(names)
-}
-
-/// Whether a file of this name belongs beside weights and config.json.
-fn is_companion(name: &str) -> bool {
-    COMPANIONS.contains(&name) || is_template(name)
-}
-
-/// Whether it is the name of a chat template in [`TEMPLATES`].
-pub(super) fn is_template(name: &str) -> bool {
-    let file = name.strip_prefix(TEMPLATES).and_then(|rest| rest.strip_prefix('/'));
-    let template = file.and_then(|file| file.strip_suffix(".jinja"));
-    template.is_some_and(|template| !template.is_empty() && !template.contains('/'))
-}
-
-/// Whether it is the name of one of several files of weights.
-fn is_shard(name: &str) -> bool {
-    let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
-    let number = |digits: &str| digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
-    numbers.and_then(|rest| rest.split_once("-of-")).is_some_and(|(i, count)| number(i) && number(count))
 }
 
 /// Whether a user who may write to the directory `around` may give another name to what is `there` in it.

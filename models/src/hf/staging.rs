@@ -1,6 +1,7 @@
 //! A model directory before it has its name: nothing half-written is seen or stays, and what is whole is not lost.
 
-use super::save::{TEMPLATES, check_destination, is_template};
+use super::names::{TEMPLATES, is_template};
+use super::save::check_destination;
 use crate::error::{Error, Result};
 use crate::unfinished::{
     self, GiveName, first_free, give_name, keep_rights, nameless, parent, remove_unfinished, takes_nameless,
