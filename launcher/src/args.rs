@@ -107,7 +107,7 @@ pub struct RankArgs {
     /// How ranks reach each other: shm (processes over shared memory), threads (of one process), mpi (under mpirun
     /// or srun), ucx, shm+mpi or shm+ucx (shared memory inside nodes, messages between), shm+shm or threads+threads (to try
     /// out nodes on one host), or auto: shm on one host, shm+mpi or shm+ucx on several. nccl is between GPUs, one for each
-    /// rank, of train and of bench with data; nccl+threads, nccl+ucx and so on say what carries the rest.
+    /// rank, of train and of bench of one operation; nccl+threads, nccl+ucx and so on say what carries the rest.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub transport: String,
     /// Ranks of a node, for shm+mpi, shm+ucx, shm+shm, threads+threads and emulated links: K that follow each other, or K that
@@ -279,7 +279,7 @@ pub struct TrainArgs {
     /// tokens; 0 if random or sequential].
     #[arg(long, value_name = "X")]
     pub val_fraction: Option<Number>,
-    /// Write one JSON object a line: the run, each step and evaluation, the summary.
+    /// Write one JSON object a line: the run, each step, evaluation and checkpoint, the summary.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Write where a few steps go: what each rank computes, what it waits for, and its calls in flight, for Perfetto
@@ -297,14 +297,15 @@ pub struct TrainArgs {
     /// Steps between checkpoints; 0 makes one when the run ends only [default: 1000].
     #[arg(long, value_name = "N")]
     pub checkpoint_every: Option<usize>,
-    /// Go on from the state in --checkpoint with the same bits as if nothing had ended; without one there, begin anew. Ranks,
-    /// --stage and all that is said of how ranks talk may be others.
+    /// Go on from the state in --checkpoint with the same bits as if nothing had ended; without one there, begin anew. --stage
+    /// and all that is said of how ranks talk may be others. So may --ranks: a step takes --ranks times --accumulate
+    /// micro-batches then, and has the same bits only with --reproducible and as many of them as before.
     #[arg(long)]
     pub resume: bool,
     /// Write the trained model as a Hugging Face directory, once, at the end. It
     /// has no state of the optimizer, which --checkpoint keeps: a run that starts from it begins its schedule and its order of
-    /// data anew, best with another --seed. By SIGTERM or SIGUSR1 the run stops between two steps and saves, but under Open MPI's mpirun by SIGUSR1
-    /// only; Ctrl-C ends it at once.
+    /// data anew, best with another --seed. By SIGTERM or SIGUSR1 the run stops between two steps and saves, but
+    /// under Open MPI's mpirun by SIGUSR1 only; Ctrl-C ends it at once.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// At stage 3, gather the next unit's parameters while this one computes [default: on]. The bits are the same either way.

@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What stands behind a flag of one of these names.
-const KNOWN: [(&[&str], &str); 6] = [
+const KNOWN: [(&[&str], &str); 8] = [
     (
         &["--resume-from", "--resume-from-checkpoint", "--load-checkpoint"],
         "take --checkpoint DIR --resume, which go on from what --checkpoint DIR kept; of what --save wrote --model DIR takes \
@@ -26,6 +26,14 @@ const KNOWN: [(&[&str], &str); 6] = [
     (
         &["--per-device-train-batch-size", "--batch-size", "--micro-batch-size"],
         "take --micro-batch, how many sequences a rank has in a micro-batch",
+    ),
+    (
+        &["--max-steps", "--train-iters", "--epochs", "--num-epochs", "--num-train-epochs"],
+        "take --steps, by which a run ends; a step takes --ranks times --accumulate times --micro-batch sequences",
+    ),
+    (
+        &["--nproc-per-node", "--num-gpus", "--num-processes"],
+        "take --ranks; ranks on several hosts are started by mpirun, srun or torchrun",
     ),
 ];
 
@@ -69,6 +77,9 @@ mod tests {
             ("--gradient_accumulation_steps 4", ["'--gradient_accumulation_steps'", "take", "--accumulate"]),
             ("--per-device-train-batch-size 4", ["'--per-device-train-batch-size'", "take", "--micro-batch"]),
             ("--batch-size 4", ["'--batch-size'", "take", "--micro-batch"]),
+            ("--max-steps 4", ["'--max-steps'", "take --steps", "--accumulate"]),
+            ("--num_train_epochs 1", ["'--num_train_epochs'", "take --steps", "--micro-batch"]),
+            ("--nproc-per-node 4", ["'--nproc-per-node'", "take --ranks", "torchrun"]),
         ] {
             let text = said(&format!("caravan train {flags}"));
             assert!(words.iter().all(|word| text.contains(word)) && !text.contains('\n'), "{text}");

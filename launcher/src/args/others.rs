@@ -84,9 +84,9 @@ pub struct CheckpointArgs {
   caravan sbatch --nodes 4 --ranks-per-node 16 --time 30:00 -- bench all_reduce --transport mpi > job.sh
   caravan sbatch --nodes 2 --cpus-per-rank 8 -- train | sbatch --qos short --mem 64G
 
-Whatever else sbatch takes is given to sbatch itself. The script starts one process a rank with srun; a rank that fails ends \
-the job, and one that saves is not requeued. With --transport mpi, srun gets what \
-the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, --mpi=cray_shasta for Cray's.")]
+Whatever else sbatch takes is given to sbatch itself, but for how ranks are dealt to nodes, which is in blocks. The script \
+starts one process a rank with srun; a rank that fails ends the job. A job that saves and does not resume is not \
+requeued. With --transport mpi, srun gets what the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, --mpi=cray_shasta for Cray's.")]
 pub struct SbatchArgs {
     /// Nodes of the job.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -109,8 +109,8 @@ pub struct SbatchArgs {
     #[arg(long, value_name = "TIME")]
     pub time: Option<String>,
     /// How many seconds before the job's time is up its training is asked to stop and to save, up to 65535; with train
-    /// --save. Slurm looks about once a minute, and shows a job that was stopped as failed, with 143. Without this it asks when
-    /// the time is up, and kills soon after (KillWait, usually 30 s).
+    /// --save or --checkpoint. Slurm looks about once a minute, and shows a job that was stopped as failed, with 143. Without
+    /// this it asks when the time is up, and kills soon after (KillWait, usually 30 s).
     #[arg(long, value_name = "SECONDS")]
     pub stop_before: Option<u16>,
     /// The partition.

@@ -278,8 +278,8 @@ pub struct CollectiveArgs {
         default_value = "0"
     )]
     pub timestamps: String,
-    /// How ranks share the work of a call: 'auto' (a tuning table, else the cost model), the name of an
-    /// algorithm, or 'native' (the collectives of the transport's own library).
+    /// How ranks share the work of a call: 'auto' (a tuning table, else the cost model), the name of an algorithm (one that
+    /// there is not shows all), or 'native' (the collectives of the transport's own library).
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algo: String,
     /// Exit with 1 if the average bus bandwidth is below this many GB/s.

@@ -2,6 +2,7 @@
 
 use super::{TRAINING, name, number, steps};
 use crate::failure::{Failure, Result};
+use crate::human::several;
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
 use crate::train::signature;
 use collectives::Float;
@@ -203,8 +204,9 @@ impl State {
             })
         });
         let ranks = self.setting("ranks").unwrap_or_default();
-        let world = plan.ranks.world.to_string();
-        let ranks = (ranks != world).then(|| format!("{world} ranks instead of {ranks}"));
+        let world = plan.ranks.world;
+        let ranks =
+            (ranks != world.to_string()).then(|| format!("{} instead of {ranks}", several(world, "rank")));
         let told = |padding: Option<u32>| padding.map_or("none".to_owned(), |token| token.to_string());
         let [then, now] = [self.shape.padding, plan.model.config.padding].map(told);
         let padding = (then != now).then(|| format!("padding token {now} instead of {then}"));
