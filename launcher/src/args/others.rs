@@ -86,7 +86,8 @@ pub struct CheckpointArgs {
 
 Whatever else sbatch takes is given to sbatch itself, but for how ranks are dealt to nodes, which is in blocks. The script \
 starts one process a rank with srun; a rank that fails ends the job. A job that saves and does not resume is not \
-requeued. With --transport mpi, srun gets what the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, --mpi=cray_shasta for Cray's.")]
+requeued. With --transport mpi, srun gets what the MPI of this build needs: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH, \
+--mpi=cray_shasta for Cray's.")]
 pub struct SbatchArgs {
     /// Nodes of the job.
     #[arg(long, value_name = "N", default_value_t = 1)]
