@@ -37,6 +37,8 @@ impl Bar {
         };
         let style = ProgressStyle::with_template("{wide_bar:.cyan/blue} {words}");
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("words", words);
+        let blocks = takes_blocks(|name| std::env::var(name).ok());
+        let style = if blocks { style } else { style.progress_chars("#>-") };
         let drawn = ProgressBar::with_draw_target(Some(steps as u64), target);
         drawn.set_style(style);
         let (pace, pace_between) = (Pace::default(), Pace::default());
@@ -106,6 +108,13 @@ fn fitting(words: &[String], room: usize) -> String {
         }
     }
     line
+}
+
+/// Whether a terminal shows blocks, which are no ASCII: as far as the locale says, the first of these that does.
+fn takes_blocks(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let set = |name: &&str| variable(name).filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).map(|value| value.to_ascii_lowercase());
+    locale.is_none_or(|locale| locale.contains("utf-8") || locale.contains("utf8"))
 }
 
 /// How long what is left will take, from what the first look on has taken: what comes before that, as memory that is first
@@ -188,6 +197,22 @@ mod tests {
     fn told(paper: &Paper) -> Vec<String> {
         let drawn = std::mem::take(&mut *paper.0.lock().unwrap());
         drawn.iter().map(|line| line.rsplit_once(['█', '░']).unwrap().1.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_terminal_of_another_encoding_gets_a_bar_of_ascii() {
+        let blocks = |set: &[(&str, &str)]| {
+            takes_blocks(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+        };
+        assert!(
+            blocks(&[])
+                && blocks(&[("LANG", "de_DE.UTF-8")])
+                && blocks(&[("LC_CTYPE", "C.utf8"), ("LANG", "C")])
+        );
+        assert!(
+            !blocks(&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")])
+                && !blocks(&[("LC_ALL", ""), ("LANG", "POSIX")])
+        );
     }
 
     #[test]
