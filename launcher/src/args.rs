@@ -291,12 +291,16 @@ pub struct TrainArgs {
     pub trace_steps: Option<String>,
     /// Keep the state of the training below this directory: f32 weights and both moments of the optimizer, as often as
     /// --checkpoint-every says, at the end, and when SIGTERM or SIGUSR1 asks the run to end. Each takes the place of the one
-    /// before once it is whole.
+    /// before, or of the oldest of --checkpoint-keep, once it is whole.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// Steps between checkpoints; 0 makes one when the run ends only [default: 1000].
     #[arg(long, value_name = "N")]
     pub checkpoint_every: Option<usize>,
+    /// The last so many checkpoints stay [default: 1]. --resume goes on from the last: from an earlier one where those behind it
+    /// are taken away.
+    #[arg(long, value_name = "N")]
+    pub checkpoint_keep: Option<usize>,
     /// Go on from the state in --checkpoint with the same bits as if nothing had ended; without one there, begin anew. --stage
     /// and all that is said of how ranks talk may be others. So may --ranks: a step takes --ranks times --accumulate
     /// micro-batches then, and has the same bits only with --reproducible and as many of them as before.

@@ -52,12 +52,16 @@ pub struct Checkpoints {
     pub dir: PathBuf,
     /// Steps between them; 0: only when the run ends.
     pub every: usize,
+    /// How many stay once another is whole, at least that one.
+    pub keep: usize,
     /// Where it goes on.
     pub from: Option<State>,
 }
 
 /// Steps between checkpoints where nobody says how many.
 const EVERY: usize = 1000;
+/// How many of them stay.
+const KEEP: usize = 1;
 
 impl Checkpoints {
     /// What the flags of a training ask for, if anything.
@@ -82,8 +86,9 @@ impl Checkpoints {
                 args.steps
             ))),
             _ => {
-                let every = args.checkpoint_every.unwrap_or(EVERY);
-                Ok(Some(Checkpoints { dir, every, from }))
+                let (every, keep) =
+                    (args.checkpoint_every.unwrap_or(EVERY), args.checkpoint_keep.unwrap_or(KEEP));
+                Ok(Some(Checkpoints { dir, every, keep, from }))
             }
         }
     }
@@ -93,11 +98,15 @@ impl Checkpoints {
     /// # Errors
     /// Flags that say something of no checkpoints, or a dash.
     pub fn check_flags(args: &TrainArgs) -> Result<()> {
+        if args.checkpoint_keep == Some(0) {
+            return Err(Failure::usage("--checkpoint-keep is 0: at least the last one stays, 1"));
+        }
         if let Some(dir) = &args.checkpoint {
             return files::check_name("--checkpoint", dir, "the name of a directory");
         }
         let every = args.checkpoint_every.map(|every| format!("--checkpoint-every {every}"));
-        match every.or(args.resume.then(|| "--resume".to_owned())) {
+        let keep = args.checkpoint_keep.map(|keep| format!("--checkpoint-keep {keep}"));
+        match every.or(keep).or(args.resume.then(|| "--resume".to_owned())) {
             Some(flag) => Err(Failure::usage(format!("{flag} is of --checkpoint DIR: add that"))),
             None => Ok(()),
         }
@@ -146,6 +155,13 @@ impl Checkpoints {
         )))
     }
 
+    /// For how many more than are `there` a run up to step `last` needs room, which makes one at least: those before go only
+    /// once the next is whole.
+    fn more(&self, there: usize, last: usize) -> usize {
+        let before_the_end = (self.made() + 1..last).filter(|&step| self.due(step)).take(self.keep).count();
+        (before_the_end + 1).min(self.keep + 1 - there.min(self.keep))
+    }
+
     /// Whether one is made after this step, counted from 1.
     pub fn due(&self, step: usize) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)
@@ -190,11 +206,11 @@ fn whole(dir: &Path, names: impl Iterator<Item = io::Result<OsString>>) -> Resul
     names.map_err(|e| Failure::usage(format!("--checkpoint {}: {e}", dir.display())))
 }
 
-/// Whether checkpoints of a model of so many parameters can be made there.
+/// Whether checkpoints of a model of so many parameters can be made there, until the step that is the `last`.
 ///
 /// # Errors
 /// What is in the way: among others anything that is no checkpoint.
-pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, steps: usize) -> Result<()> {
+pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize) -> Result<()> {
     let dir = &checkpoints.dir;
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
     // What a run has left that was killed takes room.
@@ -207,21 +223,25 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, steps: usiz
     }
     let place = hf::check_destination(&pen_place(dir, 0), 0);
     let place = place.map_err(|e| Failure::usage(format!("--checkpoint: {e}")))?;
-    if checkpoints.made() == steps {
+    if checkpoints.made() == last {
         // There will be no other.
         return Ok(());
     }
-    // The one before goes only once the next is whole.
     let each = Kept::ALL.len() as u64 * parameters * DType::F32.size() as u64;
-    let (there, several) = (checkpoints.made() > 0, checkpoints.every > 0);
-    let needed = if several && !there { 2 * each } else { each };
+    let there = steps(dir)?.len();
+    let more = checkpoints.more(there, last);
+    let needed = each.saturating_mul(more as u64);
     let existing = place.ancestors().find(|path| path.exists()).unwrap_or(dir);
     match rustix::fs::statvfs(existing) {
         // One without a limit, as a tmpfs may be, has no blocks.
         Ok(disk) if disk.f_blocks > 0 && disk.f_bavail.saturating_mul(disk.f_frsize) < needed => {
+            let several = match (there + more, checkpoints.keep) {
+                (1, _) => String::new(),
+                (_, 1) => ", of which two are there while one takes the place of the other".to_owned(),
+                (most, _) => format!(", of which {most} are there in the end (--checkpoint-keep)"),
+            };
             refuse(&format!(
-                "a checkpoint takes {}, of which two are there while one takes the place of the other, and its disk has {} free: \
-             make room, or name a directory on another disk",
+                "a checkpoint takes {}{several}, and its disk has {} free: make room, or name a directory on another disk",
                 human::bytes(each),
                 human::bytes(disk.f_bavail.saturating_mul(disk.f_frsize))
             ))

@@ -230,6 +230,8 @@ fn what_cannot_be_gone_on_with_is_told() {
         ("--checkpoint ckpt --resume --model baby", &["--model baby has another shape", "ckpt/step-3"]),
         ("--resume", &["--resume is of --checkpoint DIR"]),
         ("--checkpoint-every 5", &["--checkpoint-every 5 is of --checkpoint DIR"]),
+        ("--checkpoint-keep 5", &["--checkpoint-keep 5 is of --checkpoint DIR"]),
+        ("--checkpoint new --checkpoint-keep 0", &["--checkpoint-keep is 0", "1"]),
         ("--checkpoint other", &["--checkpoint other", "has notes.txt, which is no checkpoint"]),
         ("--checkpoint text.txt", &["--checkpoint text.txt", "Not a directory"]),
         ("--checkpoint new --save new/m", &["--save new/m", "--checkpoint new lie in each other"]),
@@ -353,6 +355,8 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     let tight = format!("{train} --steps 4");
     let small = with_disk(&bench, "1600k", &tight).expect("as before");
     small.refusal(2, &["--checkpoint disk/c", "takes 1.43 MiB", "two are there", "make room"]);
+    let more = with_disk(&bench, "1600k", &format!("{tight} --checkpoint-keep 2")).expect("as before");
+    more.refusal(2, &["takes 1.43 MiB, of which 2 are there in the end (--checkpoint-keep)"]);
     // Of a training that is over no other is made.
     let full = "dd if=/dev/zero of=disk/other bs=1k count=1600 2>&-";
     let over = format!("{train} --steps 4; {full}; {train} --steps 4 --resume");

@@ -226,3 +226,38 @@ fn what_lies_beside_weights_is_compared_and_goes_with_the_model() {
     bench.run("checkpoint ckpt --save model").refusal(1, &[template, "is not as it was written"]);
     bench.nothing_left();
 }
+
+#[test]
+fn a_training_goes_back_to_an_earlier_state_that_it_has_kept() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let train = |steps: usize, flags: &str| {
+        let line = TRAIN.replace("--steps 3", &format!("--steps {steps} --warmup 1 --schedule constant"));
+        bench.run(&format!("{line} --checkpoint ckpt --checkpoint-every 1 {flags}")).success();
+    };
+    let kept = || {
+        let mut names: Vec<_> =
+            fs::read_dir(bench.path("ckpt")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    train(5, "--checkpoint-keep 3");
+    assert_eq!(kept(), ["step-3", "step-4", "step-5"]);
+    let text = bench.run("checkpoint ckpt").success().stdout;
+    assert!(
+        text.starts_with("ckpt/step-5: ") && text.contains("  beside it      step-3, step-4\n"),
+        "{text}"
+    );
+    let others = bench.run("checkpoint ckpt/step-4 --json").success().json();
+    assert_eq!(others["others"], serde_json::json!(["step-3", "step-5"]));
+    let last = files(&bench.path("ckpt/step-5"));
+    for step in ["step-4", "step-5"] {
+        fs::remove_dir_all(bench.path("ckpt").join(step)).unwrap();
+    }
+    train(5, "--checkpoint-keep 2 --resume");
+    assert_eq!(kept(), ["step-4", "step-5"]);
+    assert!(files(&bench.path("ckpt/step-5")) == last);
+    train(6, "--resume");
+    assert_eq!(kept(), ["step-6"]);
+    bench.nothing_left();
+}

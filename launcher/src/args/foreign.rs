@@ -3,15 +3,19 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What stands behind a flag of one of these names.
-const KNOWN: [(&[&str], &str); 8] = [
+const KNOWN: [(&[&str], &str); 9] = [
     (
         &["--resume-from", "--resume-from-checkpoint", "--load-checkpoint"],
         "take --checkpoint DIR --resume, which go on from what --checkpoint DIR kept; of what --save wrote --model DIR takes \
          the weights",
     ),
     (
-        &["--save-every", "--save-steps", "--save-interval", "--checkpoint-every", "--checkpoint-dir"],
+        &["--save-every", "--save-steps", "--save-interval", "--checkpoint-dir"],
         "take --checkpoint DIR, --checkpoint-every N and --resume; a model is saved once, at the end, by --save DIR",
+    ),
+    (
+        &["--save-total-limit", "--keep-last", "--max-checkpoints"],
+        "take --checkpoint-keep N, how many of --checkpoint DIR stay",
     ),
     (
         &["--config"],
@@ -77,6 +81,7 @@ mod tests {
             ("--gradient_accumulation_steps 4", ["'--gradient_accumulation_steps'", "take", "--accumulate"]),
             ("--per-device-train-batch-size 4", ["'--per-device-train-batch-size'", "take", "--micro-batch"]),
             ("--batch-size 4", ["'--batch-size'", "take", "--micro-batch"]),
+            ("--save_total_limit 3", ["'--save_total_limit'", "--checkpoint-keep N", "--checkpoint DIR"]),
             ("--max-steps 4", ["'--max-steps'", "take --steps", "--accumulate"]),
             ("--num_train_epochs 1", ["'--num_train_epochs'", "take --steps", "--micro-batch"]),
             ("--nproc-per-node 4", ["'--nproc-per-node'", "take --ranks", "torchrun"]),

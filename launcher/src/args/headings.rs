@@ -64,6 +64,7 @@ const HEADINGS: [(&str, &[&str]); 6] = [
             "trace_steps",
             "checkpoint",
             "checkpoint_every",
+            "checkpoint_keep",
             "resume",
             "save",
             "sample",

@@ -1,7 +1,7 @@
 //! `caravan checkpoint`: what a state on the disk is of, whether it is still as it was written, and its weights as a model.
 
 use super::state::State;
-use super::{FILES, TRAINING, foreign, lie_apart, name};
+use super::{FILES, STEP, TRAINING, foreign, lie_apart, name, steps};
 use crate::args::{CheckpointArgs, Precision};
 use crate::failure::{Failure, Result};
 use crate::files;
@@ -30,6 +30,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
     let state = State::found(&args.dir)?;
     let weights = state.open(Kept::Weights)?;
     let told = told_files(&state)?;
+    let others = beside(&state)?;
     let dtype = args.dtype.or(of_training(&state)).unwrap_or(Precision::F32);
     if let Some(save) = &args.save {
         files::check_name("--save", save, "the name of a directory")?;
@@ -39,7 +40,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         hf::check_loadable(weights.config()).map_err(|e| Failure::usage(format!("--save: {e}")))?;
     }
     if !args.json {
-        out::text(description(&state, weights.config(), &told))?;
+        out::text(description(&state, weights.config(), &told, &others))?;
     }
     if args.verify {
         verify(&state, &told, &Kept::ALL, !args.json)?;
@@ -60,7 +61,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
             args.save.as_ref().map(|dir| json!({"dir": dir.display().to_string(), "dtype": dtype.name()}));
         return out::line(json!({
             "dir": state.dir().display().to_string(), "parameters": weights.config().parameters(),
-            "bytes": bytes(&told), "training": state.told(), "verified": args.verify, "saved": saved,
+            "bytes": bytes(&told), "others": others, "training": state.told(), "verified": args.verify, "saved": saved,
         }));
     }
     if let Some(save) = &args.save {
@@ -87,6 +88,15 @@ fn told_files(state: &State) -> Result<Vec<Told>> {
         None => Err(refused(state, format!("what {TRAINING} tells of {name} is no length and CRC-32"))),
     };
     files.map(read).collect()
+}
+
+/// Names of the states beside it, in order.
+fn beside(state: &State) -> Result<Vec<String>> {
+    let own = state.dir().canonicalize().unwrap_or_else(|_| state.dir().to_owned());
+    let mut all = own.parent().map_or(Ok(Vec::new()), steps)?;
+    all.retain(|(_, dir)| *dir != own);
+    all.sort_unstable();
+    Ok(all.into_iter().map(|(step, _)| format!("{STEP}{step}")).collect())
 }
 
 /// It is not as it was written, as far as that is known.
@@ -119,7 +129,7 @@ fn of_training(state: &State) -> Option<Precision> {
 }
 
 /// In a few lines.
-fn description(state: &State, config: &LlamaConfig, files: &[Told]) -> String {
+fn description(state: &State, config: &LlamaConfig, files: &[Told], others: &[String]) -> String {
     let mut all = format!("{}: the state after step {}", state.dir().display(), state.step());
     let steps = state.setting("--steps").filter(|steps| *steps != state.step().to_string());
     all += &steps.map_or(String::new(), |steps| format!(" of {steps}"));
@@ -131,6 +141,9 @@ fn description(state: &State, config: &LlamaConfig, files: &[Told]) -> String {
     if !files.is_empty() {
         let (size, count) = (human::bytes(bytes(files)), several(files.len(), "file"));
         line("on the disk", format!("{size} in {count}: weights and both moments of the optimizer, in f32"));
+    }
+    if !others.is_empty() {
+        line("beside it", others.join(", "));
     }
     let ranks = state.setting("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
     line("trained by", several(ranks, "rank"));

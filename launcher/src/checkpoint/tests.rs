@@ -26,10 +26,16 @@ fn trainer(plan: &TrainPlan, steps: u64) -> Trainer<f32> {
     trainer
 }
 
+/// So many in a directory.
+fn keeping(keep: usize, dir: &Path) -> Checkpoints {
+    Checkpoints { dir: dir.to_owned(), every: 0, keep, from: None }
+}
+
 /// Writes the state after so many steps.
 fn written(dir: &Path, steps: u64) {
     let plan = nano();
-    let written = write(&mut trainer(&plan, steps), &plan, dir, &Companions::default(), true).unwrap();
+    let companions = Companions::default();
+    let written = write(&mut trainer(&plan, steps), &plan, &keeping(1, dir), &companions, true).unwrap();
     assert!(written.whole && written.refused.is_none() && written.remark.is_none());
 }
 
@@ -53,7 +59,8 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     written(dir.join("others").as_path(), 3);
     fs::rename(dir.join("others/step-3"), dir.join("step-3")).unwrap();
     fs::remove_dir(dir.join("others")).unwrap();
-    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() }, true);
+    let here = keeping(1, dir);
+    let pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
     let remark = pen.take_place(|dir| Err(Error::system("sync", dir, "Input/output error")));
     let remark = remark.unwrap().expect("a remark");
     assert!(remark.starts_with("the state after step 4 is here, but its name may not survive"), "{remark}");
@@ -87,7 +94,8 @@ fn a_checkpoint_of_which_a_part_is_gone_takes_the_place_of_none() {
     fs::rename(dir.join("step-4"), pen_place(dir, 4)).unwrap();
     fs::create_dir(dir.join("step-3")).unwrap();
     fs::remove_file(pen_place(dir, 4).join("first_moments/model.safetensors")).unwrap();
-    let pen = Pen::new(dir, Standing { steps: 4, ..Standing::default() }, true);
+    let here = keeping(1, dir);
+    let pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
     let why = pen.take_place(|_| Ok(())).unwrap_err().to_string();
     assert!(why.contains("first_moments"), "{why}");
     assert_eq!(there(dir), [".step-4.unfinished", "step-3"]);
@@ -107,7 +115,7 @@ fn a_directory_that_cannot_be_read_to_its_end_is_not_taken_for_an_empty_one() {
 fn a_run_does_not_go_on_from_what_it_was_not_planned_with() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path();
-    let planned = || Checkpoints { dir: dir.to_owned(), every: 0, from: State::last(dir).unwrap() };
+    let planned = || Checkpoints { from: State::last(dir).unwrap(), ..keeping(1, dir) };
     let none = planned();
     none.claim().unwrap();
     written(dir, 3);
@@ -139,4 +147,41 @@ fn another_padding_token_is_told_and_is_no_other_shape() {
     plan.model.config.layers = 3;
     let why = state.check_shape(&plan.model).unwrap_err().to_string();
     assert!(why.contains("another shape"), "{why}");
+}
+
+#[test]
+fn as_many_stay_as_were_asked_for_and_room_is_asked_for_those() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    let plan = nano();
+    let write = |steps, keep| {
+        let mut trainer = trainer(&plan, steps);
+        write(&mut trainer, &plan, &keeping(keep, dir), &Companions::default(), true).unwrap();
+        there(dir)
+    };
+    assert_eq!(write(9, 3), ["step-9"]);
+    write(10, 3);
+    assert_eq!(write(11, 3), ["step-10", "step-11", "step-9"]);
+    assert_eq!(write(12, 3), ["step-10", "step-11", "step-12"]);
+    // What lies behind is of another way on, and nobody's but the user's.
+    fs::remove_dir_all(dir.join("step-11")).unwrap();
+    assert_eq!(write(11, 1), ["step-11", "step-12"]);
+    assert_eq!(write(13, 1), ["step-13"]);
+    let more = |every, keep, made: usize, there, last| {
+        let from = (made > 0).then(|| State::after(made));
+        Checkpoints { every, from, ..keeping(keep, dir) }.more(there, last)
+    };
+    for (every, keep, made, there, last, needed) in [
+        (0, 1, 0, 0, 100, 1),
+        (1000, 1, 0, 0, 100, 1),
+        (10, 1, 0, 0, 100, 2),
+        (10, 1, 50, 1, 100, 1),
+        (10, 3, 0, 0, 100, 4),
+        (50, 9, 0, 0, 100, 2),
+        (50, 9, 10, 1, 101, 3),
+        (10, 3, 50, 2, 100, 2),
+        (10, 3, 50, 7, 100, 1),
+    ] {
+        assert_eq!(more(every, keep, made, there, last), needed, "{every} {keep} {made} {there} {last}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Writing a checkpoint: rank 0 holds the pen, and what it writes has its name only once it is whole.
 
-use super::{FILES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
+use super::{Checkpoints, FILES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
 use crate::about::generator;
 use crate::bench::now;
 use crate::failure::{Failure, Result};
@@ -26,22 +26,23 @@ pub struct Written {
     pub remark: Option<String>,
 }
 
-/// Writes the state of a training after its last step, and whether it was `evaluated` there, below `dir`; rank 0 holds the
-/// pen, and nobody goes on before it has put it down.
+/// Writes the state of a training after its last step, and whether it was `evaluated` there, where `checkpoints` are; rank 0
+/// holds the pen, and nobody goes on before it has put it down.
 ///
 /// # Errors
 /// The ranks cannot bring the state together.
 pub fn write<T: Float>(
     trainer: &mut Trainer<T>,
     plan: &TrainPlan,
-    dir: &Path,
+    checkpoints: &Checkpoints,
     companions: &Companions,
     evaluated: bool,
 ) -> Result<Written> {
     let standing = trainer.standing();
     let step = standing.steps;
     let lead = trainer.comm().rank() == 0;
-    let mut pen = Pen::new(dir, standing, evaluated);
+    let dir = &checkpoints.dir;
+    let mut pen = Pen::new(checkpoints, standing, evaluated);
     let mut files = Map::new();
     if lead {
         pen.attempt(Pen::begin);
@@ -94,6 +95,8 @@ pub fn write<T: Float>(
 /// What writes a checkpoint, until it is refused something.
 pub(super) struct Pen<'a> {
     dir: &'a Path,
+    /// How many stay.
+    keep: usize,
     standing: Standing,
     evaluated: bool,
     refused: Option<String>,
@@ -102,8 +105,9 @@ pub(super) struct Pen<'a> {
 type Attempt<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 impl<'a> Pen<'a> {
-    pub(super) fn new(dir: &'a Path, standing: Standing, evaluated: bool) -> Self {
-        Pen { dir, standing, evaluated, refused: None }
+    pub(super) fn new(checkpoints: &'a Checkpoints, standing: Standing, evaluated: bool) -> Self {
+        let Checkpoints { dir, keep, .. } = checkpoints;
+        Pen { dir, keep: *keep, standing, evaluated, refused: None }
     }
 
     /// What comes of it, if nothing was refused before.
@@ -181,7 +185,11 @@ impl<'a> Pen<'a> {
             return Ok(Some(format!("{why}: {e}")));
         }
         // It is there, whatever becomes of those before; over NFS what somebody has open stays.
-        for (_, other) in steps(self.dir).unwrap_or_default().into_iter().filter(|(other, _)| *other < step) {
+        let mut before = steps(self.dir).unwrap_or_default();
+        before.retain(|(other, _)| *other < step);
+        before.sort_unstable();
+        before.truncate((before.len() + 1).saturating_sub(self.keep));
+        for (_, other) in before {
             let _ = fs::remove_dir_all(other);
         }
         Ok(None)

@@ -67,7 +67,9 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--trace", plan.traced.as_ref().map_or("not given".to_owned(), |t| t.to_string())),
         (
             "--checkpoint",
-            plan.checkpoints.as_ref().map_or("not given".to_owned(), |c| format!("every {} steps", c.every)),
+            plan.checkpoints
+                .as_ref()
+                .map_or("not given".to_owned(), |c| format!("every {} steps, {} kept", c.every, c.keep)),
         ),
         ("--resume", resumed(plan)),
         ("--save", files::wanted(plan.save.as_deref())),
@@ -256,6 +258,7 @@ fn settings(plan: &TrainPlan) -> Value {
         "trace_steps": plan.traced.as_ref().map(|traced| [*traced.steps.start(), *traced.steps.end()]),
         "checkpoint": plan.checkpoints.as_ref().map(|c| c.dir.display().to_string()),
         "checkpoint_every": plan.checkpoints.as_ref().map(|c| c.every),
+        "checkpoint_keep": plan.checkpoints.as_ref().map(|c| c.keep),
         "resumed_after": plan.checkpoints.as_ref().map(Checkpoints::made).filter(|&made| made > 0),
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
         "deepspeed": plan.configuration.as_ref().map(deepspeed::File::json),
@@ -363,6 +366,7 @@ mod tests {
             ("--trace t.json", "--trace-steps 1-2", &["--trace"]),
             ("", &format!("--checkpoint {}", path("c")), &["--checkpoint"]),
             ("--checkpoint c", "--checkpoint-every 5", &["--checkpoint"]),
+            ("--checkpoint c", "--checkpoint-keep 2", &["--checkpoint"]),
             ("", &format!("--save {}", path("saved")), &["--save"]),
             ("", "--prefetch off", &["--prefetch"]),
             ("", "--progress thread", &["--progress"]),
@@ -378,7 +382,7 @@ mod tests {
 
         let after = |made| {
             let from = Some(State::after(made));
-            let checkpoints = Checkpoints { dir: "c".into(), every: 5, from };
+            let checkpoints = Checkpoints { dir: "c".into(), every: 5, keep: 1, from };
             TrainPlan { checkpoints: Some(checkpoints), ..plan_of("") }
         };
         check("--resume", &after(0), &after(3), &["--resume"]);

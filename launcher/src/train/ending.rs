@@ -23,8 +23,8 @@ impl<T: Float> Run<'_, T> {
         self.tried = self.made;
         self.record.sync(&self.progress);
         let evaluated = self.validation.is_some();
-        let (trainer, dir) = (&mut self.trainer, &checkpoints.dir);
-        let written = checkpoint::write(trainer, self.plan, dir, &self.companions, evaluated)?;
+        let trainer = &mut self.trainer;
+        let written = checkpoint::write(trainer, self.plan, checkpoints, &self.companions, evaluated)?;
         if written.whole {
             self.kept = self.made;
             let path = checkpoints.dir.display().to_string();
