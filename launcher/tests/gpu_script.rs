@@ -202,7 +202,7 @@ fn with_a_bad_kernel(bench: &Bench, folder: &Path, parts: &str, bad: (&str, &str
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", tools.display()));
     // What hangs is waited for; what only takes long on a busy machine should not be taken for it.
-    command.env("PATIENCE", if bad.0 == "FAKE_CUDA_HANG" { "3" } else { "30" });
+    command.env("PATIENCE", if bad.0 == "FAKE_CUDA_HANG" { "5" } else { "30" });
     bench.outcome(&mut command)
 }
 
