@@ -2,7 +2,7 @@
 //!
 //! `DIR/step-500` has the weights in f32 and both moments of the optimizer, each as a Hugging Face directory of the model's
 //! shape, and `training.json`: the step, the settings that it was made with, and the sums of all files. It comes under that
-//! name whole, and those before it go only then.
+//! name whole, and those before it that are not to stay go only then.
 
 mod command;
 mod state;
@@ -158,8 +158,10 @@ impl Checkpoints {
     /// For how many more than are `there` a run up to step `last` needs room, which makes one at least: those before go only
     /// once the next is whole.
     fn more(&self, there: usize, last: usize) -> usize {
-        let before_the_end = (self.made() + 1..last).filter(|&step| self.due(step)).take(self.keep).count();
-        (before_the_end + 1).min(self.keep + 1 - there.min(self.keep))
+        let due = |upto: usize| upto.checked_div(self.every).unwrap_or(0);
+        // The end is one, whether it is due or not.
+        let made = due(last.saturating_sub(1)) - due(self.made().min(last.saturating_sub(1))) + 1;
+        made.min((self.keep - there.min(self.keep)).saturating_add(1))
     }
 
     /// Whether one is made after this step, counted from 1.

@@ -56,7 +56,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
     let due = |made: usize| made < plan.steps && plan.eval_every > 0 && made.is_multiple_of(plan.eval_every);
     // The run before ended in the midst of one.
     if let Some(windows) = held_out.as_ref().filter(|_| due(plan.made_before()))
-        && plan.state().is_some_and(|state| !state.evaluated)
+        && plan.state().is_some_and(|state| !state.evaluated())
         && let Err(failure) = run.evaluate(plan.made_before() - 1, &windows.first(plan.eval_tokens), 0)
     {
         return Err(run.end_early(failure));

@@ -7,6 +7,7 @@ use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human::{self, several};
 use crate::out;
+use clap::ValueEnum;
 use collectives::{Float, bf16, f16};
 use models::LlamaConfig;
 use models::hf::{self, SaveOptions, Sum, Writer};
@@ -92,7 +93,7 @@ fn told_files(state: &State) -> Result<Vec<Told>> {
 
 /// Names of the states beside it, in order.
 fn beside(state: &State) -> Result<Vec<String>> {
-    let own = state.dir().canonicalize().unwrap_or_else(|_| state.dir().to_owned());
+    let own = state.place();
     let mut all = own.parent().map_or(Ok(Vec::new()), steps)?;
     all.retain(|(_, dir)| *dir != own);
     all.sort_unstable();
@@ -106,7 +107,7 @@ fn refused(state: &State, why: String) -> Failure {
 
 /// Refuses what would lie in the state, or among those that a training goes on from, which has nothing else there.
 fn check_place(state: &State, save: &Path) -> Result<()> {
-    let own = state.dir().canonicalize().unwrap_or_else(|_| state.dir().to_owned());
+    let own = state.place();
     let among = own.parent().filter(|dir| foreign(dir).is_ok_and(|other| other.is_none()));
     match lie_apart(among.unwrap_or(&own), save) {
         true => Ok(()),
@@ -124,8 +125,7 @@ fn bytes(files: &[Told]) -> u64 {
 
 /// What the training computed with.
 fn of_training(state: &State) -> Option<Precision> {
-    let dtype = state.setting("--dtype")?;
-    [Precision::Bf16, Precision::F16, Precision::F32].into_iter().find(|one| one.name() == dtype)
+    Precision::from_str(state.setting("--dtype")?, false).ok()
 }
 
 /// In a few lines.

@@ -53,8 +53,6 @@ const LOSS_SCALE: &str = "--loss-scale";
 pub struct State {
     /// How far it had come.
     pub standing: Standing,
-    /// Whether an evaluation was made after its last step; of one that does not tell none is missing.
-    pub evaluated: bool,
     /// What tells it from others of that step.
     pub mark: String,
     dir: PathBuf,
@@ -104,12 +102,12 @@ impl State {
         let standing = standing(step as u64, &told)
             .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
-        let evaluated = told["evaluated"] != json!(false);
-        let shape = open(&dir, Kept::Weights)?.config().clone();
-        let state = State { standing, evaluated, mark, dir, told, shape };
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
-        Kept::ALL.into_iter().try_for_each(|kept| state.open(kept).map(drop))?;
-        Ok(state)
+        let shape = open(&dir, Kept::Weights)?.config().clone();
+        for moments in [Kept::FirstMoments, Kept::SecondMoments] {
+            open(&dir, moments)?;
+        }
+        Ok(State { standing, mark, dir, told, shape })
     }
 
     /// One of which nothing is known but its step.
@@ -118,7 +116,7 @@ impl State {
         let standing = Standing { steps: step as u64, ..Standing::default() };
         let shape = LlamaConfig::preset("nano").expect("a preset");
         let (dir, told) = (PathBuf::new(), Value::Null);
-        State { standing, evaluated: true, mark: String::new(), dir, told, shape }
+        State { standing, mark: String::new(), dir, told, shape }
     }
 
     /// Steps that were made.
@@ -126,9 +124,19 @@ impl State {
         self.standing.steps as usize
     }
 
+    /// Whether an evaluation was made after its last step; of one that does not tell none is missing.
+    pub fn evaluated(&self) -> bool {
+        self.told["evaluated"] != json!(false)
+    }
+
     /// Where it lies.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The same, by which its parent is found, whatever it was called by.
+    pub(super) fn place(&self) -> PathBuf {
+        self.dir.canonicalize().unwrap_or_else(|_| self.dir.clone())
     }
 
     /// All that is told of it.

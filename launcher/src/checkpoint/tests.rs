@@ -181,6 +181,9 @@ fn as_many_stay_as_were_asked_for_and_room_is_asked_for_those() {
         (50, 9, 10, 1, 101, 3),
         (10, 3, 50, 2, 100, 2),
         (10, 3, 50, 7, 100, 1),
+        (10, usize::MAX, 0, 0, 100, 10),
+        (1, 2, 0, 0, usize::MAX, 3),
+        (7, 100, 13, 1, 28, 3),
     ] {
         assert_eq!(more(every, keep, made, there, last), needed, "{every} {keep} {made} {there} {last}");
     }
