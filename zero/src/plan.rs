@@ -144,7 +144,7 @@ impl Plan {
 
     /// The collectives of a step, and how often each is called: not at all, if only with other settings.
     fn calls_of_a_step(&self) -> impl Iterator<Item = (Call, usize)> + '_ {
-        let norm = Call { in_place: true, ..Call::new(Kind::AllGather, DType::F64, Norm::stride(self)) };
+        let norm = Call { in_place: true, ..Call::new(Kind::AllGather, DType::U64, Norm::stride(self)) };
         self.buckets().flat_map(|(u, b)| self.calls_of_a_bucket(u, b)).chain([(norm, 1)])
     }
 

@@ -81,7 +81,11 @@ impl Kernels<f32> for Recorder {
     fn round(&mut self, _: View<'_, f32>, _: ViewMut<'_, f32>) -> Result<()> {
         self.work("round")
     }
-    fn squares(&mut self, _: Reduced<'_, f32>, _: ViewMut<'_, f64>) -> Result<()> {
+    fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()> {
+        words.host().fill(0);
+        self.work("clear")
+    }
+    fn squares(&mut self, _: Reduced<'_, f32>, _: ViewMut<'_, u64>) -> Result<()> {
         self.work("squares")
     }
     fn update(&mut self, _: Update<'_, f32>, _: Option<Reduced<'_, f32>>) -> Result<()> {
@@ -97,11 +101,11 @@ impl Kernels<f32> for Recorder {
         self.marked = Some(activity);
         Ok(())
     }
-    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
+    fn put(&mut self, values: &[u64], to: ViewMut<'_, u64>) -> Result<()> {
         to.host().copy_from_slice(values);
         self.work("put")
     }
-    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
+    fn numbers<'a>(&'a mut self, values: View<'a, u64>) -> Result<&'a [u64]> {
         if let Some(comm) = &self.loses {
             comm.abort("rank 1 is gone");
         }

@@ -82,15 +82,21 @@ fn kept_wide<T: Float, G: Float>() -> bool {
     G::DTYPE != T::DTYPE
 }
 
-/// The sum of squares in f64 of each block of 1024 elements, rounded to `T` first, in the order of the CPU's.
-pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, out: ViewMut<'a, f64>) -> Launch<'a> {
-    let blocks = out.len();
+/// Words of the sum of [`squares`]: 20 digits of 32 bits, the first of which counts 2^-298, then how many of the blocks' sums
+/// were infinite, and above 32 bits how many were no number.
+pub const SQUARES_WORDS: usize = 21;
+
+/// Adds to `sum`, without rounding, the sums of squares in f64 of blocks of 1024 elements, rounded to `T` first, in the order of
+/// the CPU's.
+pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, sum: ViewMut<'a, u64>) -> Launch<'a> {
+    let blocks = grad.len() / NORM_BLOCK;
     assert_eq!(grad.len(), blocks * NORM_BLOCK, "whole blocks of a gradient");
+    assert_eq!(sum.len(), SQUARES_WORDS, "words of a sum");
     assert!(aligned(&[address(grad)]), "a gradient that starts at a 16-byte boundary");
     // As many threads share a block of 16 lanes as an element has bytes.
     let grid = blocks.div_ceil(THREADS / size_of::<G>());
     Launch::new(Module::new(&sources::SQUARES, T::DTYPE), "squares", [grid, 1, 1], THREADS)
-        .write(out)
+        .write(sum)
         .read(grad)
         .long(blocks)
         .flag(kept_wide::<T, G>())

@@ -67,7 +67,7 @@ sources! {
     RMSNORM "rmsnorm";
     /// Rotary position embedding.
     ROPE "rope";
-    /// Sums of squares of blocks.
+    /// The sum of squares.
     SQUARES "squares";
     /// SwiGLU.
     SWIGLU "swiglu";

@@ -14,7 +14,7 @@ pub struct Device<Q: Streams> {
     pub(super) queue: SharedQueue<Q>,
     meter: Meter<Q>,
     /// The norm's numbers on the host.
-    numbers: Buffer<f64>,
+    numbers: Buffer<u64>,
     /// Weights on their way to the host.
     passing: Buffer<u8>,
 }
@@ -32,10 +32,16 @@ impl<Q: Streams> Device<Q> {
             Module::new(&sources::CAST, DType::F32),
         ];
         queue.prepare(&modules)?;
-        let numbers = Buffer::from_memory(queue.host_memory(needs.numbers * size_of::<f64>())?);
+        let numbers = Buffer::from_memory(queue.host_memory(needs.numbers * size_of::<u64>())?);
         let passing = Buffer::from_memory(queue.host_memory(PART * size_of::<T>())?);
         let (numbers, passing) = (numbers.booked(account), passing.booked(account));
         Ok(Device { queue, meter: Meter::default(), numbers, passing })
+    }
+
+    fn zero<E: Element>(&mut self, mut out: ViewMut<'_, E>) -> Result<()> {
+        // SAFETY: the view is that long, and its owner keeps it as long as the queue.
+        unsafe { self.queue.zero(out.as_mut_ptr() as u64, out.len() * size_of::<E>())? };
+        Ok(())
     }
 
     /// Copies from the host.
@@ -63,10 +69,8 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
         Ok(Buffer::from_memory(self.queue.memory(len * size_of::<f32>())?))
     }
 
-    fn clear(&mut self, mut out: ViewMut<'_, T>) -> Result<()> {
-        // SAFETY: the view is that long, and its owner keeps it as long as the queue.
-        unsafe { self.queue.zero(out.as_mut_ptr() as u64, out.len() * size_of::<T>())? };
-        Ok(())
+    fn clear(&mut self, out: ViewMut<'_, T>) -> Result<()> {
+        self.zero(out)
     }
 
     fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()> {
@@ -77,10 +81,14 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
         Ok(self.queue.launch(&cuda::narrow::<T>(from, to, 1.0))?)
     }
 
-    fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()> {
+    fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()> {
+        self.zero(words)
+    }
+
+    fn squares(&mut self, gradient: Reduced<'_, T>, sum: ViewMut<'_, u64>) -> Result<()> {
         Ok(self.queue.launch(&match gradient {
-            Reduced::Stored(g) => cuda::squares::<T, T>(g, out),
-            Reduced::Wide(g) => cuda::squares::<T, f32>(g, out),
+            Reduced::Stored(g) => cuda::squares::<T, T>(g, sum),
+            Reduced::Wide(g) => cuda::squares::<T, f32>(g, sum),
         })?)
     }
 
@@ -115,11 +123,11 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
         self.meter.take(&self.queue).map(Some)
     }
 
-    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
+    fn put(&mut self, values: &[u64], to: ViewMut<'_, u64>) -> Result<()> {
         self.upload(values, to)
     }
 
-    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
+    fn numbers<'a>(&'a mut self, values: View<'a, u64>) -> Result<&'a [u64]> {
         let to = &mut self.numbers.host_mut()[..values.len()];
         // SAFETY: both are that long, and the call waits.
         unsafe { self.queue.download(values.as_ptr() as u64, bytes_of_mut(to))? };

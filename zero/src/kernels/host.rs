@@ -2,6 +2,7 @@
 
 use super::{Kernels, Update};
 use crate::error::Result;
+use crate::exact::ExactSum;
 use crate::grads::Reduced;
 use crate::optimizer::adamw::Part;
 use crate::plan::NORM_BLOCK;
@@ -29,20 +30,28 @@ impl<T: Float> Kernels<T> for Host {
     }
 
     fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()> {
-        parted(sum.host(), x.host(), 1, add);
+        parted(sum.host(), x.host(), add);
         Ok(())
     }
 
     fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()> {
-        parted(to.host(), from.host(), 1, round);
+        parted(to.host(), from.host(), round);
         Ok(())
     }
 
-    fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()> {
-        match gradient {
-            Reduced::Stored(g) => parted(out.host(), g.host(), NORM_BLOCK, squares::<T, T>),
-            Reduced::Wide(g) => parted(out.host(), g.host(), NORM_BLOCK, squares::<T, f32>),
-        }
+    fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()> {
+        words.host().fill(0);
+        Ok(())
+    }
+
+    fn squares(&mut self, gradient: Reduced<'_, T>, sum: ViewMut<'_, u64>) -> Result<()> {
+        let mut squares = match gradient {
+            Reduced::Stored(g) => sum_of_squares::<T, T>(g.host()),
+            Reduced::Wide(g) => sum_of_squares::<T, f32>(g.host()),
+        };
+        let sum = sum.host();
+        squares.merge(sum);
+        sum.copy_from_slice(squares.words());
         Ok(())
     }
 
@@ -62,12 +71,12 @@ impl<T: Float> Kernels<T> for Host {
         Ok(())
     }
 
-    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
+    fn put(&mut self, values: &[u64], to: ViewMut<'_, u64>) -> Result<()> {
         to.host().copy_from_slice(values);
         Ok(())
     }
 
-    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
+    fn numbers<'a>(&'a mut self, values: View<'a, u64>) -> Result<&'a [u64]> {
         Ok(values.host())
     }
 
@@ -105,16 +114,38 @@ pub(super) fn on_host<T: Float, G: Float>(bucket: Update<'_, T>, gradient: &[G])
 /// Elements that are worth another thread.
 const GRAIN: usize = 64 * NORM_BLOCK;
 
-/// `work` with all threads of the pool that this thread is in, if any, for results that are of `each` elements of `x` each:
-/// which thread takes one changes no bit.
-fn parted<A: Send, B: Sync>(out: &mut [A], x: &[B], each: usize, work: fn(&mut [A], &[B])) {
-    if out.len() * each > GRAIN && rayon::current_thread_index().is_some() {
-        let (low, high) = out.split_at_mut(out.len() / 2);
-        let (first, second) = x.split_at(low.len() * each);
-        rayon::join(|| parted(low, first, each, work), || parted(high, second, each, work));
+/// Whether work on `elements` is divided between the threads of the pool that this thread is in, if any.
+fn divided(elements: usize) -> bool {
+    elements > GRAIN && rayon::current_thread_index().is_some()
+}
+
+/// `work` with all threads: which of them takes an element changes no bit.
+fn parted<A: Send, B: Sync>(out: &mut [A], x: &[B], work: fn(&mut [A], &[B])) {
+    if divided(out.len()) {
+        let middle = out.len() / 2;
+        let ((low, high), (first, second)) = (out.split_at_mut(middle), x.split_at(middle));
+        rayon::join(|| parted(low, first, work), || parted(high, second, work));
     } else {
         work(out, x);
     }
+}
+
+/// The sum of squares over whole blocks, each element rounded to `T` first, with all threads: that of blocks has an order, and
+/// theirs needs none.
+fn sum_of_squares<T: Float, G: Float>(g: &[G]) -> ExactSum {
+    if divided(g.len()) {
+        let (low, high) = g.split_at(g.len() / NORM_BLOCK / 2 * NORM_BLOCK);
+        let (mut sum, other) = rayon::join(|| sum_of_squares::<T, G>(low), || sum_of_squares::<T, G>(high));
+        sum.merge(other.words());
+        return sum;
+    }
+    let (mut sum, mut of_blocks) = (ExactSum::ZERO, [0.0; GRAIN / NORM_BLOCK]);
+    for part in g.chunks(GRAIN) {
+        let of_blocks = &mut of_blocks[..part.len() / NORM_BLOCK];
+        squares::<T, G>(of_blocks, part);
+        of_blocks.iter().for_each(|x| sum.add(*x));
+    }
+    sum
 }
 
 #[inline(always)]
@@ -176,12 +207,12 @@ mod tests {
         let run = |threads: usize| {
             let mut sum: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
             let mut rounded = vec![bf16::ZERO; x.len()];
-            let mut squared = vec![0f64; x.len() / NORM_BLOCK];
+            let mut squared = ExactSum::ZERO;
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut work = || {
-                parted(&mut sum, &x, 1, add);
-                parted(&mut rounded, &sum, 1, round);
-                parted(&mut squared, &sum, NORM_BLOCK, squares::<bf16, f32>);
+                parted(&mut sum, &x, add);
+                parted(&mut rounded, &sum, round);
+                squared = sum_of_squares::<bf16, f32>(&sum[..3 * GRAIN]);
             };
             if threads > 1 {
                 pool.install(work)
@@ -189,7 +220,7 @@ mod tests {
                 work()
             }
             let bits = sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            (bits, rounded, squared.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+            (bits, rounded, squared)
         };
         assert_eq!(run(1), run(3));
     }

@@ -34,8 +34,12 @@ pub trait Kernels<T: Float>: Send {
     /// to = from, rounded
     fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()>;
 
-    /// The sum of squares in f64 of each block of [`NORM_BLOCK`](crate::NORM_BLOCK) elements, rounded to `T` first.
-    fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()>;
+    /// words = 0
+    fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()>;
+
+    /// Adds to the words of an [`ExactSum`](crate::exact::ExactSum) the sums of squares in f64 of blocks of
+    /// [`NORM_BLOCK`](crate::plan::NORM_BLOCK) elements, rounded to `T` first.
+    fn squares(&mut self, gradient: Reduced<'_, T>, sum: ViewMut<'_, u64>) -> Result<()>;
 
     /// One step of AdamW. `next` is the gradient of the next bucket, to have it ready.
     fn update(&mut self, bucket: Update<'_, T>, next: Option<Reduced<'_, T>>) -> Result<()>;
@@ -55,10 +59,10 @@ pub trait Kernels<T: Float>: Send {
     }
 
     /// Copies from the host.
-    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()>;
+    fn put(&mut self, values: &[u64], to: ViewMut<'_, u64>) -> Result<()>;
 
     /// The numbers on the host, after everything before.
-    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]>;
+    fn numbers<'a>(&'a mut self, values: View<'a, u64>) -> Result<&'a [u64]>;
 
     /// The elements on the host, after everything before; at most [`PART`] of them.
     fn elements<'a>(&'a mut self, values: View<'a, T>) -> Result<&'a [T]>;
@@ -111,7 +115,7 @@ impl Needs {
     /// Those of a plan.
     pub fn of(plan: &Plan) -> Self {
         Needs {
-            numbers: Norm::bytes(plan) / size_of::<f64>(),
+            numbers: Norm::bytes(plan) / size_of::<u64>(),
             bucket: plan.buckets().map(|(u, b)| plan.owned(u, b).len()).max().unwrap_or(0),
             // What was accumulated over micro-batches is kept in f32, but not where a gradient is always whole.
             gradient: match plan.config.accumulate > 1 && plan.gradients.iter().any(|g| *g != Home::Whole) {

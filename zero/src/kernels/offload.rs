@@ -170,8 +170,12 @@ impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
         self.device.round(from, to)
     }
 
-    fn squares(&mut self, gradient: Reduced<'_, T>, out: ViewMut<'_, f64>) -> Result<()> {
-        self.device.squares(gradient, out)
+    fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()> {
+        Kernels::<T>::clear_words(&mut self.device, words)
+    }
+
+    fn squares(&mut self, gradient: Reduced<'_, T>, sum: ViewMut<'_, u64>) -> Result<()> {
+        self.device.squares(gradient, sum)
     }
 
     fn mark(&mut self, activity: Activity) -> Result<()> {
@@ -182,11 +186,11 @@ impl<T: Float, Q: Streams> Kernels<T> for Offloaded<T, Q> {
         Kernels::<T>::elapsed(&mut self.device)
     }
 
-    fn put(&mut self, values: &[f64], to: ViewMut<'_, f64>) -> Result<()> {
+    fn put(&mut self, values: &[u64], to: ViewMut<'_, u64>) -> Result<()> {
         Kernels::<T>::put(&mut self.device, values, to)
     }
 
-    fn numbers<'a>(&'a mut self, values: View<'a, f64>) -> Result<&'a [f64]> {
+    fn numbers<'a>(&'a mut self, values: View<'a, u64>) -> Result<&'a [u64]> {
         Kernels::<T>::numbers(&mut self.device, values)
     }
 

@@ -15,12 +15,12 @@ mod traced;
 mod reference;
 
 use collectives::Float;
-use zero::{Home, NORM_BLOCK, Plan, Trainer};
+use zero::{Home, Plan, Trainer};
 
 /// Bytes that a rank sends in one step: every collective moves (world - 1) shards.
 fn step_bytes(plan: &Plan) -> u64 {
-    // The norm's are what the rank did, the losses, and one number a block.
-    let (mut elements, mut norm) = (0, 1 + plan.config.accumulate);
+    // What all tell each other beside: the digits of the norm, what is not finite, what the rank did, and the losses.
+    let (mut elements, told) = (0, 20 + 1 + 1 + plan.config.accumulate);
     for (u, b) in plan.buckets() {
         let shard = plan.layout[u].bucket(b).shard_len();
         let gathers = match plan.weights[u] {
@@ -29,9 +29,8 @@ fn step_bytes(plan: &Plan) -> u64 {
             Home::Whole => 1,
         };
         elements += shard * (plan.config.accumulate + gathers);
-        norm += shard / NORM_BLOCK;
     }
-    let bytes = ((plan.world - 1) * (elements * plan.dtype.size() + norm * size_of::<f64>())) as u64;
+    let bytes = ((plan.world - 1) * (elements * plan.dtype.size() + told * size_of::<u64>())) as u64;
     assert_eq!(plan.sent_in_a_step(), bytes);
     bytes
 }

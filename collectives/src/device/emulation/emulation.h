@@ -47,6 +47,7 @@ void async_commit();
 void async_wait(int groups);
 
 u64 atomic_or32(u32 *p, u32 bits);
+void atomic_add64(u64 *p, u64 value);
 
 // Products of the running thread's warpgroup; of all, which a new block has none of.
 bool products_under_way();
@@ -127,6 +128,7 @@ template <class T> DEVICE void store(T *p, T value) {
 DEVICE Words load_once(const Words *p) { return load(p); }
 DEVICE Pair load_once(const Pair *p) { return load(p); }
 DEVICE void atomic_or(u32 *p, u32 bits) { emulation::atomic_or32(p, bits); }
+DEVICE void atomic_add(u64 *p, u64 value) { emulation::atomic_add64(p, value); }
 
 template <class T> DEVICE T shared_load(const T *p) {
     emulation::shared_read(p, sizeof(T));
@@ -227,6 +229,11 @@ struct f16 {
     u16 bits;
 };
 
+DEVICE u64 bits_of(double x) {
+    u64 bits;
+    __builtin_memcpy(&bits, &x, 8);
+    return bits;
+}
 DEVICE u32 bits_of(float x) {
     u32 bits;
     __builtin_memcpy(&bits, &x, 4);

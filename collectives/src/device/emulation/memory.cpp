@@ -205,4 +205,10 @@ u64 atomic_or32(u32 *p, u32 bits) {
     return old;
 }
 
+void atomic_add64(u64 *p, u64 value) {
+    check_aligned(p, 8);
+    if (!find((uintptr_t)p, 8, true)) outside("writes", p, 8);
+    *p += value;
+}
+
 } // namespace emulation

@@ -92,6 +92,8 @@ DEVICE void store(Pair *p, Pair v) {
 
 // Sets bits of a word that several blocks write; the result does not depend on their order.
 DEVICE void atomic_or(u32 *p, u32 bits) { atomicOr(p, bits); }
+// The same for a sum of integers.
+DEVICE void atomic_add(u64 *p, u64 value) { atomicAdd(p, value); }
 
 // Shared memory, by pointers or by its own 32-bit addresses, which cost half of the registers.
 template <class T> DEVICE T shared_load(const T *p) { return *p; }
@@ -166,6 +168,7 @@ struct f16 {
 };
 
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
 DEVICE float widen(float x) { return x; }

@@ -91,26 +91,48 @@ fn block_squares<T: Float, G: Float>(g: &[G]) -> f64 {
     lanes[0]
 }
 
-fn check_squares<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, blocks: usize) {
-    let g = bed.random::<G>(1, blocks * 1024, 1e3);
-    let want: Vec<u64> = g.host().chunks_exact(1024).map(|b| block_squares::<T, G>(b).to_bits()).collect();
-    let name = format!("squares of {blocks} blocks of {}", T::DTYPE);
+/// The words of an exact sum to which numbers are added bit by bit: as often as each power of two is in them.
+fn words_of(numbers: impl Iterator<Item = f64>) -> Vec<u64> {
+    let (mut counts, mut others) = (vec![0u64; 640], 0);
+    for x in numbers {
+        let (field, mantissa) = ((x.to_bits() >> 52 & 0x7ff) as usize, x.to_bits() & ((1 << 52) - 1));
+        match field {
+            0 => assert_eq!(mantissa, 0, "squares of f32 are no subnormal f64"),
+            0x7ff => others += if mantissa == 0 { 1 } else { 1 << 32 },
+            _ => (0..=52)
+                .filter(|bit| (mantissa | 1 << 52) >> bit & 1 == 1)
+                .for_each(|bit| counts[field + bit + 298 - 1075] += 1),
+        }
+    }
+    let digit = |bits: &[u64]| bits.iter().rev().fold(0, |sum, count| 2 * sum + count);
+    counts.chunks(32).map(digit).chain([others]).collect()
+}
+
+fn check_squares<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, blocks: usize, scale: f64, special: &[f32]) {
+    let mut g = bed.random::<G>(1, blocks * 1024, scale).host().to_vec();
+    special.iter().enumerate().for_each(|(i, x)| g[(i * 7919 + 1000) % (blocks * 1024)] = G::from_f32(*x));
+    let g = bed.copy_of::<G>(&g);
+    // What was there stays in the sum.
+    let before: Vec<u64> = (0..cuda::SQUARES_WORDS as u64).map(|i| (i * i) << 31).collect();
+    let sums = words_of(g.host().chunks_exact(1024).map(block_squares::<T, G>));
+    let want: Vec<u64> = before.iter().zip(&sums).map(|(before, sum)| before + sum).collect();
+    let name = format!("squares of {blocks} blocks of {} times {scale}", T::DTYPE);
     bed.in_every_order(&name, &mut |stream| {
-        let mut out = bed.copy_of::<f64>(&vec![f64::NAN; blocks]);
-        stream.run([cuda::squares::<T, G>(g.view(), out.view_mut())]);
-        let got: Vec<u64> = out.host().iter().map(|x| x.to_bits()).collect();
-        bed.that(got == want, || format!("{name}: not the bits of the processor"));
-        vec![bytes(&out)]
+        let mut sum = bed.copy_of::<u64>(&before);
+        stream.run([cuda::squares::<T, G>(g.view(), sum.view_mut())]);
+        bed.that(sum.host() == want, || format!("{name}: not the bits of the processor"));
+        vec![bytes(&sum)]
     });
 }
 
 pub fn sums_of_squares_have_the_bits_of_the_processor<Q: Queue>(bed: &Bed<Q>) {
-    for blocks in [1, 15, 16, 65, 130] {
-        check_squares::<bf16, bf16, Q>(bed, blocks);
-        check_squares::<bf16, f32, Q>(bed, blocks);
-        check_squares::<f32, f32, Q>(bed, blocks);
+    for (blocks, scale) in [(1, 1e3), (15, 1e-3), (16, 1e-42), (65, 1e37), (130, 1.0), (600, 1e-12)] {
+        check_squares::<bf16, bf16, Q>(bed, blocks, scale, &[]);
+        check_squares::<bf16, f32, Q>(bed, blocks, scale, &[]);
+        check_squares::<f32, f32, Q>(bed, blocks, scale, &[f32::MAX, f32::from_bits(1), -0.0]);
     }
-    check_squares::<f16, f16, Q>(bed, 3);
+    check_squares::<f16, f16, Q>(bed, 3, 1.0, &[f32::INFINITY]);
+    check_squares::<f32, f32, Q>(bed, 7, 1.0, &[f32::NAN, f32::INFINITY, -f32::INFINITY, f32::NAN]);
 }
 
 fn check_casts<T: Float, Q: Queue>(bed: &Bed<Q>, n: usize, offset: usize) {

@@ -206,9 +206,9 @@ pub(super) fn optimizer<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: us
         let (m, v, param) = (m.view_mut(), v.view_mut(), param.view_mut());
         q.launch(&cuda::adamw(&c, grad.view(), Some(master.view_mut()), m, v, param, 0..n))
     })?;
-    let mut sums = b.zeros::<f64>(n / 1024)?;
+    let mut sum = b.zeros::<u64>(cuda::SQUARES_WORDS)?;
     b.time("optimizer", "squares of the norm", Moved(n * BYTES), |q| {
-        q.launch(&cuda::squares::<T, T>(grad.view(), sums.view_mut()))
+        q.launch(&cuda::squares::<T, T>(grad.view(), sum.view_mut()))
     })?;
     let part = n / 8;
     let inputs: Vec<View<'_, T>> = (0..8).map(|i| grad.view().slice(i * part..(i + 1) * part)).collect();
