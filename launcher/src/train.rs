@@ -143,7 +143,14 @@ impl<'a, T: Float> Run<'a, T> {
                 progress.line(&format!("goes on with {differences}"));
             }
         }
-        let tracing = plan.traced.as_ref().map(|traced| Tracing::begin(traced, &mut trainer));
+        let tracing = match &plan.traced {
+            Some(traced) if traced.steps.is_empty() => {
+                let path = traced.path.display();
+                progress.line(&format!("no trace is written to {path}: it is {traced}"));
+                None
+            }
+            traced => traced.as_ref().map(|traced| Tracing::begin(traced, &mut trainer)),
+        };
         // Only now: a run that is refused leaves the metrics of the one before.
         let record = match &plan.metrics {
             Some(path) if lead => Record::begin(

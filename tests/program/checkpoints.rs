@@ -223,10 +223,6 @@ fn what_cannot_be_gone_on_with_is_told() {
     for (flags, words) in [
         ("--checkpoint ckpt", &["--checkpoint ckpt has the state after step 3", "add --resume"][..]),
         ("--checkpoint ckpt --resume --steps 2", &["after step 3", "--steps are 2: take 3", "or more"]),
-        (
-            "--checkpoint ckpt --resume --steps 3 --trace t.json",
-            &["--trace t.json", "all 3 --steps are made"],
-        ),
         ("--checkpoint ckpt --resume --model baby", &["--model baby has another shape", "ckpt/step-3"]),
         ("--resume", &["--resume is of --checkpoint DIR"]),
         ("--checkpoint-every 5", &["--checkpoint-every 5 is of --checkpoint DIR"]),

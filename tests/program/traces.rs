@@ -4,7 +4,7 @@ use crate::bench;
 use crate::disks::{CARAVAN, with_disk};
 use harness::json_lines;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 const TRAIN: &str = "train --model nano --data text.txt --seq 16 --micro-batch 2 --warmup 1 --sample 0";
@@ -98,6 +98,36 @@ fn a_trace_has_the_steps_that_were_asked_for_of_every_rank() {
         ("--trace t.json --trace-steps 3-9", &["--trace-steps 3-9", "1-6"]),
     ] {
         bench.run(&format!("{TRAIN} --steps 6 {flags}")).refusal(2, words);
+    }
+    bench.nothing_left();
+}
+
+/// A job that is started again has the command that it had the first time.
+#[test]
+fn a_training_that_goes_on_traces_what_is_left_to_make() {
+    let bench = bench();
+    bench.text("text.txt", 6000);
+    let run = |steps: usize, flags: &str| {
+        let ended =
+            bench.run(&format!("{TRAIN} --checkpoint ckpt --resume --trace t.json --steps {steps} {flags}"));
+        let ended = ended.success().stderr;
+        let traced = fs::read_to_string(bench.path("t.json")).ok().map(|text| {
+            fs::remove_file(bench.path("t.json")).unwrap();
+            let trace: Value = serde_json::from_str(&text).expect("JSON");
+            let names = spans(&trace).into_iter().map(|(.., name)| name);
+            let steps: BTreeSet<String> = names.filter(|name| name.starts_with("step ")).collect();
+            steps.into_iter().collect::<Vec<_>>()
+        });
+        (ended, traced)
+    };
+    let of = |steps: &[&str]| Some(steps.iter().map(|step| format!("step {step}")).collect::<Vec<_>>());
+    assert_eq!(run(4, "--trace-steps 2-3").1, of(&["2", "3"]));
+    // The later ones of those that were asked for.
+    assert_eq!(run(6, "--trace-steps 3-5").1, of(&["5"]));
+    for (steps, flags) in [(8, "--trace-steps 3-5"), (8, ""), (8, "--trace-steps 8")] {
+        let (said, traced) = run(steps, flags);
+        let words = "no trace is written to t.json: it is of steps that were made before";
+        assert!(traced.is_none() && said.contains(words), "{flags}: {said}");
     }
     bench.nothing_left();
 }

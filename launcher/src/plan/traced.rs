@@ -16,21 +16,25 @@ const USUAL: RangeInclusive<usize> = 3..=5;
 pub struct Traced {
     /// Where it is written.
     pub path: PathBuf,
-    /// Of which steps it is, counted from 1.
+    /// Of which steps it is, counted from 1; of none, if all that were asked for were made before.
     pub steps: RangeInclusive<usize>,
 }
 
 impl fmt::Display for Traced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "of steps {}-{}", self.steps.start(), self.steps.end())
+        match self.steps.is_empty() {
+            true => f.write_str("of steps that were made before"),
+            false => write!(f, "of steps {}-{}", self.steps.start(), self.steps.end()),
+        }
     }
 }
 
 impl Traced {
-    /// What the flags of a training ask for, if anything, of which so many steps were `made` before.
+    /// What the flags of a training ask for, if anything, of which so many steps were `made` before. The command of a job that
+    /// is started again asks for what it did the first time, so what is made by then is no error.
     ///
     /// # Errors
-    /// Steps that it does not make, or of nothing; a device, whose work the host does not see.
+    /// Steps that no training of so many makes, or of nothing; a device, whose work the host does not see.
     pub fn asked(args: &TrainArgs, made: usize) -> Result<Option<Traced>> {
         let Some(path) = args.trace.clone() else {
             return match &args.trace_steps {
@@ -55,23 +59,17 @@ impl Traced {
                 path.display()
             ));
         }
-        let (first, last) = (made + 1, args.steps);
-        if first > last {
-            return usage(format!(
-                "--trace {} is of steps, and all {last} --steps are made: leave it away, or take more --steps",
-                path.display()
-            ));
-        }
+        let last = args.steps;
         let steps = match &args.trace_steps {
             None => last.min(made + USUAL.start())..=last.min(made + USUAL.end()),
-            Some(text) => parse(text).filter(|steps| first <= *steps.start() && *steps.end() <= last).ok_or_else(|| {
+            Some(text) => parse(text).filter(|steps| *steps.end() <= last).ok_or_else(|| {
                 Failure::usage(format!(
-                    "--trace-steps {text}: the steps of this run are {first}-{last}, of which it takes some, like {}-{last} or {last}",
-                        last.saturating_sub(2).max(first)
+                    "--trace-steps {text}: the steps of this training are 1-{last}, of which it takes some, like {}-{last} or {last}",
+                    last.saturating_sub(2).max(1)
                 ))
             })?,
         };
-        Ok(Some(Traced { path, steps }))
+        Ok(Some(Traced { path, steps: (made + 1).max(*steps.start())..=*steps.end() }))
     }
 }
 
@@ -107,10 +105,11 @@ mod tests {
         let after = |flags: &str| Traced::asked(&train(flags), 500).map(|traced| traced.unwrap().steps);
         assert_eq!(after("--trace t.json").unwrap(), 503..=505);
         assert_eq!(after("--trace t.json --steps 501").unwrap(), 501..=501);
-        assert!(
-            after("--trace t.json --steps 500").unwrap_err().to_string().contains("all 500 --steps are made")
-        );
-        assert!(after("--trace t.json --trace-steps 3-5").unwrap_err().to_string().contains("are 501-1000"));
+        assert_eq!(after("--trace t.json --trace-steps 499-503").unwrap(), 501..=503);
+        for made in ["--steps 500", "--trace-steps 3-5", "--trace-steps 500"] {
+            assert!(after(&format!("--trace t.json {made}")).unwrap().is_empty(), "{made}");
+        }
+        assert!(after("--trace t.json --trace-steps 1000-1001").is_err());
         for (flags, words) in [
             ("--trace-steps 3-5", "add that"),
             ("--trace t.json --trace-steps 0-5", "are 1-1000, "),

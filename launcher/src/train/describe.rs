@@ -255,7 +255,8 @@ fn settings(plan: &TrainPlan) -> Value {
         "val_fraction": plan.val_fraction,
         "sample": plan.sample,
         "trace": plan.traced.as_ref().map(|traced| traced.path.display().to_string()),
-        "trace_steps": plan.traced.as_ref().map(|traced| [*traced.steps.start(), *traced.steps.end()]),
+        "trace_steps": plan.traced.as_ref().filter(|traced| !traced.steps.is_empty())
+            .map(|traced| [*traced.steps.start(), *traced.steps.end()]),
         "checkpoint": plan.checkpoints.as_ref().map(|c| c.dir.display().to_string()),
         "checkpoint_every": plan.checkpoints.as_ref().map(|c| c.every),
         "checkpoint_keep": plan.checkpoints.as_ref().map(|c| c.keep),
