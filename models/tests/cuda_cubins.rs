@@ -16,8 +16,8 @@ const SM100: Machine = Machine { capability: 100 };
 type Compiled = Result<Vec<Resources>, String>;
 
 /// Every kernel: for all architectures with the types that training uses, and for one with the others that it is made
-/// for, if `others` are wanted.
-fn jobs(others: bool) -> Vec<(Module, Machine)> {
+/// for. Or, if not `all` are wanted, those for one architecture with f32, and for all with bf16.
+fn jobs(all: bool) -> Vec<(Module, Machine)> {
     let same = |a: &Source, b: &Source| a.name == b.name;
     // The slowest first, so that no processor is left with one of them at the end.
     let tiled = |element| {
@@ -41,10 +41,11 @@ fn jobs(others: bool) -> Vec<(Module, Machine)> {
     let half = sources::ALL.iter().filter(|source| !has_heads(source));
     let half = half.map(|source| Module::new(source, DType::F16));
     let once = tiled(DType::F16).chain(rest.map(Module::reduce)).chain(odd).chain(half);
-    let once = once.map(|module| (module, SM90)).filter(|_| others);
+    let once = once.map(|module| (module, SM90)).filter(|_| all);
     let machines = |module: Module| {
         let suits = move |machine: &Machine| module.source.only.is_none_or(|only| only == *machine);
-        [SM90, SM80, SM100].into_iter().filter(suits).map(move |machine| (module, machine))
+        let wanted = move |machine: &Machine| all || module.element == DType::Bf16 || *machine == SM90;
+        [SM90, SM80, SM100].into_iter().filter(suits).filter(wanted).map(move |machine| (module, machine))
     };
     everywhere.into_iter().flat_map(machines).chain(once).collect()
 }

@@ -183,10 +183,8 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
     bench.text("text.txt", 6000);
     bench.run(&traced("own-2", "--ranks 2")).success();
     bench.run(&traced("own-4", "--ranks 4")).success();
+    let between = between();
     for mpirun in Mpirun::tried() {
-        // A run that is killed has a longer one of its own.
-        bench.text("text.txt", 6000);
-        let between: Vec<&str> = Mpirun::transports().into_iter().filter(|&t| t != "shm").collect();
         for transport in &between {
             for ranks in [Ranks::Block(1), Ranks::Block(2)] {
                 trains_the_same(&hosts, mpirun, ranks, transport);
@@ -215,18 +213,33 @@ fn ranks_of_two_hosts_give_the_same_bits_over_a_slow_link() {
             "{}",
             outcome.stderr
         );
-        for transport in &between {
-            names_a_rank_that_does_not_come(&hosts, mpirun, transport);
-            for victim in [0, 3] {
-                ends_when_one_is_killed(&hosts, mpirun, transport, victim);
-            }
-        }
         // By itself the program takes what reaches.
         let table = measures(&hosts, mpirun, Ranks::Block(1), "all_reduce -b 64K -e 64K");
         assert!(table.contains("transport shm+mpi ") || table.contains("transport shm+ucx "), "{table}");
     }
     drop(hosts);
     bench.nothing_left();
+}
+
+#[test]
+fn of_two_hosts_a_rank_that_does_not_come_or_is_killed_is_named() {
+    let bench = bench();
+    let Some(hosts) = Hosts::make(&bench) else { return };
+    for mpirun in Mpirun::tried() {
+        for transport in between() {
+            names_a_rank_that_does_not_come(&hosts, mpirun, transport);
+            for victim in [0, 3] {
+                ends_when_one_is_killed(&hosts, mpirun, transport, victim);
+            }
+        }
+    }
+    drop(hosts);
+    bench.nothing_left();
+}
+
+/// The transports that reach from one host to the other.
+fn between() -> Vec<&'static str> {
+    Mpirun::transports().into_iter().filter(|&transport| transport != "shm").collect()
 }
 
 /// A training run has the bits of one without hosts.

@@ -78,7 +78,7 @@ fn one_node_over_shared_memory() {
 #[test]
 fn uneven_nodes_over_ucx() {
     if available() {
-        suite(this_test!(), ucx, &[0, 0, 1], |_| true);
+        suite(this_test!(), ucx, &[0, 0, 1], without_the_longest);
     }
 }
 
