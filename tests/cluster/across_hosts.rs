@@ -167,6 +167,14 @@ impl<'a> Hosts<'a> {
     }
 }
 
+impl Hosts<'_> {
+    /// The network interface of host `at`.
+    pub(crate) fn device(&self, at: usize) -> String {
+        let shown = self.run(&format!("ip -n {} -o addr show to {}", self.names[at], self.addresses[at]));
+        shown.stdout.split_whitespace().nth(1).expect("a device").to_owned()
+    }
+}
+
 impl Drop for Hosts<'_> {
     fn drop(&mut self) {
         for name in &self.names {

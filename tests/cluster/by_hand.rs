@@ -88,8 +88,7 @@ fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
     for (at, host) in hosts.names.iter().enumerate() {
         let [mine, other] = [at, 1 - at].map(|host| format!("10.59.{host}"));
         let (network, _) = hosts.addresses[0].rsplit_once('.').unwrap();
-        let way = hosts.run(&format!("ip -n {host} route show {network}.0/24")).stdout;
-        let device = way.split_whitespace().skip_while(|&word| word != "dev").nth(1).expect("a device");
+        let device = hosts.device(at);
         for line in [
             "link add a0 type veth peer name a1".to_owned(),
             format!("addr add {mine}.1/24 dev a0"),
@@ -114,13 +113,7 @@ fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
         assert!(end.code == Some(1) && words.iter().all(|word| end.stderr.contains(word)), "{end:?}");
     }
     // What works is what is said.
-    let device = |host: usize| {
-        let address =
-            hosts.run(&format!("ip -n {} -o addr show to {}", hosts.names[host], hosts.addresses[host]));
-        let device = address.stdout.split_whitespace().nth(1).expect("a device").to_owned();
-        format!("UCX_TLS=tcp,self UCX_NET_DEVICES={device}")
-    };
-    let set = [0, 1].map(device);
+    let set = [0, 1].map(|host| format!("UCX_TLS=tcp,self UCX_NET_DEVICES={}", hosts.device(host)));
     for end in each(&bench, &hosts, 1, [&set[0], &set[1]], args) {
         end.success();
     }
@@ -146,6 +139,40 @@ fn a_silent_rank_is_told_with_its_host() {
     bench.finish(zero).refusal(1, &told.each_ref().map(String::as_str));
     signal(silent, Signal::KILL);
     bench.finish(one);
+    drop(hosts);
+    bench.nothing_left();
+}
+
+/// Nothing says that it is, and what is under way to it is sent again for a quarter of an hour.
+#[test]
+fn a_host_that_is_gone_without_a_word_is_noticed() {
+    let bench = bench();
+    // Builds with MPI do here what the one without does.
+    if !bench.offers("ucx") || cfg!(feature = "mpi") {
+        return;
+    }
+    let Some(hosts) = Hosts::make(&bench) else { return };
+    bench.text("text.txt", 20_000);
+    let args = format!("{ENDLESS} --quiet --transport ucx --threads 1");
+    // Nor do processes of another host end before this one's eyes.
+    let set = [0, 1].map(|host| {
+        let device = hosts.device(host);
+        format!("UCX_TLS=tcp,self UCX_NET_DEVICES={device} unshare --pid --fork --mount-proc")
+    });
+    let [zero, one] = started(&bench, &hosts, 5, [&set[0], &set[1]], &args);
+    let made = || fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
+    let zero = bench.until(zero, "its first steps are done", || made() > 3);
+    let down = hosts.run(&format!("ip -n {} link set {} down", hosts.names[1], hosts.device(1)));
+    assert_eq!(down.code, Some(0), "{}", down.stderr);
+    for (rank, end) in [zero, one].into_iter().enumerate() {
+        let end = bench.finish(end);
+        let host = &hosts.names[1 - rank];
+        let told = format!(
+            "rank {} on {host} is unreachable: its host, or the way to it, does not answer",
+            1 - rank
+        );
+        end.refusal(1, &[&told]);
+    }
     drop(hosts);
     bench.nothing_left();
 }

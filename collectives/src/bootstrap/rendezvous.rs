@@ -40,6 +40,20 @@ impl Meeting {
         self.0.whole()
     }
 
+    /// Has hosts asked whether they are there, for [`unanswered`](Self::unanswered).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ask_hosts(&self) -> Result<()> {
+        self.0.ask_hosts()
+    }
+
+    /// Ranks to which this one's connection has ended because nothing is heard of their host, and what the system says; each
+    /// once. Rank 0 has one to all others, and they have one to rank 0.
+    pub fn unanswered(&self) -> Vec<(usize, String)> {
+        self.0.unanswered()
+    }
+
     /// Tells the others why this rank has failed; who is in the middle passes it on.
     pub fn tell(&self, why: &Error) {
         self.0.tell(why.clone());

@@ -7,6 +7,8 @@ use super::place::Place;
 use super::wire::{self, CLOSED, Descriptors, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -14,6 +16,10 @@ use std::time::Duration;
 const EXTRA: Duration = Duration::from_secs(2);
 /// More than anybody waits, and what can be added to a clock.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
+
+/// A host of which nothing was heard for so long is asked, again after as long each, and is taken for gone in the end.
+const ASKED_AFTER: Duration = Duration::from_secs(5);
+const GONE_AFTER: Duration = Duration::from_secs(25);
 
 /// One member as it introduces itself.
 pub(super) struct Member<'a> {
@@ -219,6 +225,45 @@ impl Star {
             }
         }
         Ok(())
+    }
+
+    /// From here on, when members have told each other all that they had to, the kernel asks whether the hosts of those are
+    /// there to which this one is connected.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ask_hosts(&self) -> Result<()> {
+        let ask = |link: &Stream| {
+            let Stream::Tcp(link) = link else { return Ok(()) };
+            sockopt::set_tcp_keepidle(link, ASKED_AFTER)?;
+            sockopt::set_tcp_keepintvl(link, ASKED_AFTER)?;
+            // What was sent last may not have come.
+            sockopt::set_tcp_user_timeout(link, GONE_AFTER.as_millis() as u32)?;
+            sockopt::set_socket_keepalive(link, true)
+        };
+        let asked = self.links.iter().try_for_each(ask);
+        asked.map_err(|e| Error::system("having the kernel ask whether hosts are there", e))
+    }
+
+    /// Members, by their world ranks, to which this one's connection has ended because nothing is heard of their host, and what
+    /// the system says; each once.
+    pub fn unanswered(&self) -> Vec<(usize, String)> {
+        let asked = PollFlags::empty();
+        let mut fds: Vec<PollFd<'_>> =
+            self.links.iter().map(|link| PollFd::from_borrowed_fd(link.fd(), asked)).collect();
+        if poll(&mut fds, Some(&Timespec::default())).unwrap_or(0) == 0 {
+            return Vec::new();
+        }
+        let failed = fds.iter().enumerate().filter(|(_, fd)| fd.revents().contains(PollFlags::ERR));
+        let silent = failed.filter_map(|(i, fd)| match sockopt::socket_error(fd.as_fd()).ok()?.err()? {
+            // Of others the process has ended, which is seen otherwise, and may be in order.
+            e @ (Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN) => {
+                let member = if self.index == 0 { i + 1 } else { 0 };
+                Some((self.ranks[member], std::io::Error::from(e).to_string()))
+            }
+            _ => None,
+        });
+        silent.collect()
     }
 
     fn wait<'a>(&self, timeout: Duration, board: Option<&'a super::Board>) -> Wait<'a> {

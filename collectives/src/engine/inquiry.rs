@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// The longest time for an answer, which comes at the next look of a rank that waits.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// For so long nothing has happened in a call when it is asked whether all hosts are there.
+const HOSTS_ASKED_AFTER: Duration = Duration::from_secs(10);
 /// For so many deadlines a call may stand still, with all before it, because whom it waits for gets further elsewhere.
 const DEADLINES: u32 = 10;
 
@@ -41,7 +43,11 @@ impl Engine {
         if let (true, Some(id)) = (self.speaks, id.or(self.order.first().copied())) {
             self.note_wait(id, silent);
         }
-        if let Err(error) = self.transport.check() {
+        let checked = match silent {
+            Some(silent) if silent >= HOSTS_ASKED_AFTER => self.transport.check_hosts(),
+            _ => self.transport.check(),
+        };
+        if let Err(error) = checked {
             // What the peer sent before it went may be all that was missing.
             self.poll(id)?;
             if id.is_some_and(|id| self.flights[id as usize].stage != Stage::Running) {

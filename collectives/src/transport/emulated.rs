@@ -315,6 +315,10 @@ unsafe impl Transport for Emulated {
         self.inner.check()
     }
 
+    fn check_hosts(&mut self) -> Result<()> {
+        self.inner.check_hosts()
+    }
+
     fn waits(&mut self) -> Option<&mut dyn Waits> {
         self.inner.waits()
     }

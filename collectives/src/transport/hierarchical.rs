@@ -247,6 +247,11 @@ unsafe impl Transport for Hierarchical {
         self.inner.as_mut().map_or(Ok(()), |inner| inner.check())
     }
 
+    fn check_hosts(&mut self) -> Result<()> {
+        self.outer.check_hosts()?;
+        self.inner.as_mut().map_or(Ok(()), |inner| inner.check())
+    }
+
     fn waits(&mut self) -> Option<&mut dyn Waits> {
         // It knows all ranks, and each of them listens to it, whatever it waits for.
         self.outer.waits()

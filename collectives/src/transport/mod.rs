@@ -189,6 +189,12 @@ pub unsafe trait Transport: Send {
     /// still counts.
     fn check(&mut self) -> Result<()>;
 
+    /// The same, and whether the hosts of all peers answer, where the transport can tell; called once a wait has taken seconds,
+    /// because a network that only serves to ask may fail while the one that carries messages does not.
+    fn check_hosts(&mut self) -> Result<()> {
+        self.check()
+    }
+
     /// Knowing whom peers wait for, where the transport can.
     fn waits(&mut self) -> Option<&mut dyn Waits> {
         None

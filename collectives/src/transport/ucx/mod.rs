@@ -4,13 +4,14 @@
 //! One worker per rank, shared by its groups; tagged messages whose tag holds source, group and call. Peers are connected
 //! at the start; in jobs of more than 64 ranks at their first message. A lost peer becomes an error in
 //! [`check`](Transport::check): on this host its process is watched, because UCX cannot report losses over shared memory;
-//! elsewhere UCX's own keep-alive does it.
+//! elsewhere UCX's own keep-alive does it, and of hosts that are gone without a word the connections by which ranks have met.
 
 mod closing;
 mod context;
 mod defaults;
 mod failures;
 mod greeting;
+mod lines;
 mod log;
 mod meeting;
 mod members;
@@ -27,6 +28,7 @@ use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_call, wr
 use crate::bootstrap::Rendezvous;
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
+use lines::Lines;
 use members::Members;
 use requests::{Kind, Outcome, Requests};
 pub use segments::Segments;
@@ -125,7 +127,7 @@ impl UcxTransport {
         // Others wait for it to tell where it is.
         let mut session = opened.inspect_err(|why| meeting.tell(why))?;
         let mut state = session.turn()?;
-        state.meeting = Some(meeting);
+        state.meeting = Some(meeting.clone());
         let connected = state.greet(start.within);
         state.meeting = None;
         drop(state);
@@ -134,6 +136,7 @@ impl UcxTransport {
             // Nobody leaves while others connect.
             rendezvous.barrier()?;
         }
+        session.turn()?.lines = Lines::of(meeting)?;
         Ok(Self::over(session, Members::new(rank, (0..size).collect(), vec![0; size])))
     }
 
@@ -291,6 +294,11 @@ unsafe impl Transport for UcxTransport {
         }
         let mut state = self.session.turn()?;
         self.members.check(&mut state)
+    }
+
+    fn check_hosts(&mut self) -> Result<()> {
+        self.session.turn()?.lines.look();
+        self.check()
     }
 
     fn waits(&mut self) -> Option<&mut dyn Waits> {

@@ -7,6 +7,7 @@
 use super::Start;
 use super::context::{Context, Worker};
 use super::failures::Failures;
+use super::lines::Lines;
 use super::peers::Card;
 use super::tags;
 use super::turns::Hold;
@@ -118,6 +119,8 @@ pub(super) struct State {
     pub(super) patience: Duration,
     /// Where the ranks have met, while all of them connect to each other.
     pub(super) meeting: Option<Meeting>,
+    /// The same afterwards.
+    pub(super) lines: Lines,
     /// Gets the reason before this process ends.
     pub(super) tell: fn(usize, &Error),
     /// Messages of a failed group could not be ended: the worker must not move any further.
@@ -177,6 +180,7 @@ impl State {
             announcing: false,
             patience: start.call_timeout,
             meeting: None,
+            lines: Lines::default(),
             tell: start.tell,
             given_up: false,
             worker,
@@ -382,24 +386,28 @@ impl State {
     /// Whether nothing more can be had of `peer`: its connection has failed, its process has ended, or it has said so.
     pub(super) fn is_gone(&mut self, peer: usize) -> bool {
         self.neighbours.look();
-        self.failures.of(peer) != UCS_OK || self.neighbours.ended(peer) || self.absent.contains_key(&peer)
+        self.failures.of(peer) != UCS_OK
+            || self.neighbours.ended(peer)
+            || self.absent.contains_key(&peer)
+            || self.lines.gone(peer).is_some()
     }
 
     /// Whether some peer may be gone.
     pub(super) fn misses_any(&mut self) -> bool {
         self.neighbours.look();
-        self.failures.any() || self.neighbours.any() || !self.absent.is_empty()
+        self.failures.any() || self.neighbours.any() || !self.absent.is_empty() || self.lines.any()
     }
 
     /// What has become of a peer that is gone.
     pub(super) fn what_became_of(&self, peer: usize) -> String {
-        match (self.absent.get(&peer), self.failures.of(peer)) {
-            (Some(why), _) => format!("gave up: {why}"),
-            (None, UCS_OK) => self.neighbours.how(peer),
-            (None, status) => {
-                let (host, status) = (&self.cards[peer].host, self.worker.context.ucp.status(status));
-                format!("on {host} is unreachable ({status})")
+        let host = &self.cards[peer].host;
+        match (self.absent.get(&peer), self.lines.gone(peer), self.failures.of(peer)) {
+            (Some(why), ..) => format!("gave up: {why}"),
+            (_, Some(why), _) => {
+                format!("on {host} is unreachable: its host, or the way to it, does not answer ({why})")
             }
+            (.., UCS_OK) => self.neighbours.how(peer),
+            (.., status) => format!("on {host} is unreachable ({})", self.worker.context.ucp.status(status)),
         }
     }
 }
