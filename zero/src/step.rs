@@ -380,23 +380,28 @@ impl<T: Float> Trainer<T> {
     }
 
     /// Gathers every tensor in order and shows it to `sink`. Every rank calls it, and those that have a sink see the same
-    /// values; all go from unit to unit together, and where one rank's sink fails, the others wait for it to go on or to
-    /// give up.
+    /// values; all go from unit to unit together. A sink that fails is shown no more, but the others hear nothing of it, and
+    /// another export or step may follow.
     ///
     /// # Errors
-    /// `sink` fails, or a collective does, as when another rank gives up.
+    /// `sink` fails, which only its own rank says, or a collective does, as when another rank gives up.
     pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
         self.comm.progress()?;
+        let mut refused = None;
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;
-            let shown = sink.as_mut().map_or(Ok(()), |sink| self.show(unit, sink));
+            let sink = sink.as_mut().filter(|_| refused.is_none());
+            let shown = sink.map_or(Ok(()), |sink| self.show(unit, sink));
             self.params.release(&self.plan, unit);
-            shown?;
+            match shown {
+                Err(refusal @ Error::Export { .. }) => refused = Some(refusal),
+                shown => shown?,
+            }
             // Where nothing is gathered, too, nobody waits longer for one who writes than a unit takes, or a file that is full
             // on its way to the disk.
             self.comm.barrier()?;
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// Shows every tensor of a gathered unit.

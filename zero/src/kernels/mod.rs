@@ -127,7 +127,7 @@ impl Needs {
 
     /// All together.
     pub fn host_bytes(&self, plan: &Plan) -> usize {
-        let numbers = self.numbers * size_of::<f64>();
+        let numbers = self.numbers * size_of::<u64>();
         let buckets = UNDER_WAY * self.bucket * (self.gradient + plan.dtype.size());
         match plan.config.placement {
             Placement::Host => 0,

@@ -190,6 +190,12 @@ impl Optimizer {
         Ok(Ok(digest))
     }
 
+    /// In place of loading: there is nothing to go on with, for this reason.
+    pub fn refuse(&mut self, why: String) -> std::result::Result<u64, String> {
+        self.halfway = true;
+        Err(why)
+    }
+
     /// What was loaded is whole.
     pub fn go_on(&mut self) {
         self.halfway = false;

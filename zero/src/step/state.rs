@@ -157,7 +157,7 @@ impl<T: Float> Trainer<T> {
     /// which have to be [`Kept::Weights`] of the same state. Every rank calls it, with the same state, before its first step.
     ///
     /// # Errors
-    /// `source` fails, or ranks differ in `standing` or, where each keeps all, in moments, which all ranks then say; steps were
+    /// `source` fails, no training can be at `standing`, or ranks differ in `standing` or, where each keeps all, in moments, which all ranks then say; steps were
     /// made before; or a collective fails. After an error the trainer makes no step until it is restored.
     pub fn restore(&mut self, standing: Standing, source: &mut StateSource<'_>) -> Result<()> {
         self.comm.progress()?;
@@ -171,12 +171,15 @@ impl<T: Float> Trainer<T> {
                 ),
             });
         }
-        if standing.skipped > standing.steps || standing.scale.is_some_and(|scale| !scale.can_be()) {
-            return Err(Error::Config { problem: format!("{standing:?}: no training stands there") });
-        }
-        let standing = standing.scaled(&self.plan.config);
         let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
-        let loaded = optimizer.load(plan, model.units(), &mut **kernels, source)?;
+        // Others may have another, and wait to hear of it.
+        let nowhere =
+            standing.skipped > standing.steps || standing.scale.is_some_and(|scale| !scale.can_be());
+        let loaded = match nowhere {
+            true => optimizer.refuse(format!("{standing:?}: no training stands there")),
+            false => optimizer.load(plan, model.units(), &mut **kernels, source)?,
+        };
+        let standing = standing.scaled(&plan.config);
         // Where each rank has moments of its own, only they know of them.
         let digest = if plan.config.stage.shards_optimizer { 0 } else { *loaded.as_ref().unwrap_or(&0) };
         let Standing { steps, skipped, scale } = standing;

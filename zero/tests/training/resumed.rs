@@ -292,6 +292,17 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
         };
         let said = "rank 1 cannot go on from the state that was kept: it is to go on after 4 steps, and rank 0 after 3";
         assert_eq!(told(stage, steps), both(said), "stage {stage}");
+
+        let nowhere = |trainer: &mut Trainer<f32>, rank: usize| {
+            let standing = Standing { skipped: 9 * rank as u64, ..after(3) };
+            trainer.restore(standing, &mut |_, _, _, out| {
+                out.fill(0.0);
+                Ok(())
+            })
+        };
+        let said = "rank 1 cannot go on from the state that was kept: Standing { steps: 3, skipped: 9, scale: None }: no \
+                    training stands there";
+        assert_eq!(told(stage, nowhere), both(said), "stage {stage}");
     }
     let moments = |trainer: &mut Trainer<f32>, rank: usize| {
         trainer.restore(after(3), &mut |_, _, _, out| {
@@ -377,5 +388,20 @@ fn a_sink_that_fails_holds_nobody_up() {
         });
         let failed = Some("writing table: no space".to_owned());
         assert_eq!(said, [(failed, None), (None, None)], "stage {stage}, {kept}");
+    }
+    for stage in 0..4 {
+        let said = told(stage, |trainer, rank| {
+            let mut shown = 0;
+            let mut sink = |_: &TensorSpec, _: &[f32]| {
+                shown += 1;
+                Err("no space".to_owned())
+            };
+            let done = trainer.export(if rank == 0 { Some(&mut sink) } else { None });
+            assert_eq!(shown, usize::from(rank == 0), "calls of a sink that fails");
+            trainer.export(None).unwrap();
+            done
+        });
+        let failed = Some("writing table: no space".to_owned());
+        assert_eq!(said, [(failed, None), (None, None)], "stage {stage}");
     }
 }
