@@ -134,7 +134,7 @@ impl Trace {
         }
     }
 
-    /// All spans so far, in the order of their ends, and what there was no room for.
+    /// All spans so far, in the order of their ends, and what there was no room for. No room is left: what ends later is lost.
     pub fn take(&self) -> (Vec<Span>, Lost) {
         let mut kept = locked(&self.0.kept);
         let Kept { spans, lost, .. } = std::mem::take(&mut *kept);

@@ -93,6 +93,11 @@ pub trait Ops<T: Float>: Send {
         Team::default()
     }
 
+    /// The most sequences of a batch.
+    fn most_rows(&self) -> usize {
+        usize::MAX
+    }
+
     /// Fails once anything has that was asked for: nothing that has come of it is true then, and nothing more is done.
     ///
     /// # Errors

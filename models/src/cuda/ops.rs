@@ -3,6 +3,7 @@
 use super::attention::TensorCores;
 use super::{attention, elementwise, embed, loss, sources};
 use crate::error::{Error, Result};
+use crate::llama::ROWS;
 use crate::ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 use collectives::device::{Launch, MatmulPrecision, Module, Product, Queue};
 use collectives::{Buffer, DType, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
@@ -116,6 +117,10 @@ fn operand<'a, T: Element>(matrix: Matrix<'a, T>) -> (View<'a, T>, bool) {
 
 impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
     type Work = T;
+
+    fn most_rows(&self) -> usize {
+        ROWS
+    }
 
     fn check(&self) -> collectives::Result<()> {
         self.failed.clone().map_or(Ok(()), Err)

@@ -16,7 +16,7 @@ const LOGITS: usize = 512 << 20;
 const TILE: usize = 256;
 
 /// Sequences of a micro-batch at most: one block in a dimension of a grid that is no longer.
-const ROWS: usize = 65_535;
+pub(crate) const ROWS: usize = 65_535;
 /// Tokens of a sequence at most: such a dimension has a block for each eight of them, at worst.
 const LONGEST: usize = 8 * ROWS;
 

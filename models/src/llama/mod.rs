@@ -12,7 +12,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use device::chunk;
+pub(crate) use device::{ROWS, chunk};
 pub use device::{check_on_device, device_footprint, device_modules};
 pub use memory::{Accounts, Footprint, Recompute};
 pub(crate) use rope::{LARGEST_ANGLE, fastest};
@@ -143,10 +143,10 @@ impl<T: Float, O: Ops<T>> Model<T> for Llama<T, O> {
     /// vocabulary: whoever makes batches has to check that.
     fn begin(&mut self, batch: &Batch<'_>, gradient_scale: f32) {
         let Batch { tokens, targets, rows, length } = *batch;
-        let n = rows * length;
+        let n = rows.checked_mul(length).unwrap_or(0);
         assert!(n > 0 && tokens.len() == n && targets.len() == n, "a batch of {rows} x {length} tokens");
         assert!(
-            length <= self.shape.length && n <= self.shape.tokens,
+            length <= self.shape.length && n <= self.shape.tokens && rows <= self.ops.most_rows(),
             "a batch of {rows} x {length} tokens in a model built for {} x {}",
             self.shape.rows,
             self.shape.length

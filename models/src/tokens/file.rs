@@ -267,7 +267,7 @@ impl TokenWriter {
         Ok(writer)
     }
 
-    /// Appends tokens.
+    /// Appends tokens, all of them or none but where the system refuses some, after which the file cannot be finished.
     ///
     /// # Errors
     /// A token that the width does not hold, more tokens than the format can count, or the system's refusal.
@@ -276,16 +276,16 @@ impl TokenWriter {
             let text = format!("the format holds at most {MOST} tokens: write several files");
             return Err(Error::format(&self.path, text));
         }
+        let narrow = self.width == TokenWidth::U16;
+        if let Some(large) = tokens.iter().find(|&&t| narrow && t > u32::from(u16::MAX)) {
+            let text = format!("token {large} does not fit 16 bits: the 32-bit format would hold it");
+            return Err(Error::format(&self.path, text));
+        }
         for part in tokens.chunks(1 << 16) {
             self.bytes.clear();
-            if self.width == TokenWidth::U32 {
-                self.bytes.extend(part.iter().flat_map(|t| t.to_le_bytes()));
-            } else {
-                if let Some(large) = part.iter().find(|&&t| t > u32::from(u16::MAX)) {
-                    let text = format!("token {large} does not fit 16 bits: the 32-bit format would hold it");
-                    return Err(Error::format(&self.path, text));
-                }
-                self.bytes.extend(part.iter().flat_map(|&t| (t as u16).to_le_bytes()));
+            match narrow {
+                true => self.bytes.extend(part.iter().flat_map(|&t| (t as u16).to_le_bytes())),
+                false => self.bytes.extend(part.iter().flat_map(|t| t.to_le_bytes())),
             }
             self.whole = false;
             self.new.file().write_all(&self.bytes).map_err(|e| self.refused(e))?;
@@ -357,6 +357,20 @@ mod tests {
         assert_eq!(TokenWidth::for_vocab(65_536), TokenWidth::U16);
         assert_eq!(TokenWidth::for_vocab(65_537), TokenWidth::U32);
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1, "nothing temporary stays");
+    }
+
+    #[test]
+    fn of_tokens_that_are_refused_none_are_written() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.bin");
+        let mut writer = TokenWriter::create(&path, TokenWidth::U16).unwrap();
+        let mut tokens = vec![7; 100_000];
+        tokens[80_000] = 70_000;
+        let refused = writer.push(&tokens).unwrap_err().to_string();
+        assert!(refused.contains("token 70000 does not fit 16 bits"), "{refused}");
+        writer.push(&[1, 2]).unwrap();
+        assert_eq!(writer.finish().unwrap(), 2);
+        assert_eq!(fs::read(&path).unwrap()[1024..], [1, 0, 2, 0]);
     }
 
     #[test]

@@ -93,7 +93,11 @@ impl Windows {
         targets: &mut [u32],
     ) -> Result<()> {
         let rows = inputs.len().checked_div(length).unwrap_or(0);
-        if rows == 0 || self.start(first + rows - 1) + length >= self.range.end {
+        let end = || {
+            let last = first.checked_add(rows)?.checked_sub(1)?;
+            last.checked_mul(self.length)?.checked_add(self.range.start)?.checked_add(length)
+        };
+        if rows == 0 || end().is_none_or(|end| end >= self.range.end) {
             return Err(Error::config(format!(
                 "{rows} windows of {length} tokens from the {first}th on are asked for, and there are {} of {} in {} tokens",
                 self.count(),
@@ -248,6 +252,19 @@ mod tests {
                     window += 1;
                 }
             }
+        }
+    }
+
+    #[test]
+    fn windows_past_the_end_are_refused_wherever_they_begin() {
+        let tokens = counting(60);
+        let windows = Windows::new(3..60, 4).unwrap();
+        let (mut inputs, mut targets) = (vec![0; 8], vec![0; 8]);
+        windows.read(&tokens, 12, 4, &mut inputs, &mut targets).unwrap();
+        assert_eq!((inputs[0], targets[7]), (51, 59));
+        for first in [13, 14, usize::MAX / 4 - 13, usize::MAX / 4, usize::MAX - 1, usize::MAX] {
+            let refused = windows.read(&tokens, first, 4, &mut inputs, &mut targets);
+            assert!(refused.unwrap_err().to_string().contains(&format!("from the {first}th on")));
         }
     }
 
