@@ -62,7 +62,8 @@ impl<T: Float> Trainer<T> {
     /// whatever the stage and the number of ranks. All go from unit to unit together; where the sink fails, it is shown no
     /// more, but the others hear nothing of it, and another export or step may follow.
     ///
-    /// A piece takes half a MiB meanwhile, which no account has.
+    /// A piece takes half a MiB meanwhile, which no account has, and travels as a message of the group under tag 0, of which
+    /// nobody may await another.
     ///
     /// # Errors
     /// `sink` fails, which only its own rank says, a collective does, or [`restore`](Self::restore) has before.
