@@ -5,8 +5,10 @@ use crate::files;
 use crate::out;
 use crate::progress::Progress;
 use crate::train::stop;
-use rustix::io::Errno;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{Errno, retry_on_intr};
 use serde_json::Value;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -61,15 +63,19 @@ impl Metrics {
     /// Starts the file anew, unless it is standard output or standard error.
     ///
     /// # Errors
-    /// A path that cannot be written.
+    /// A path that cannot be written, or to which another run writes.
     pub fn create(path: &Path) -> Result<Self> {
-        let refused = |e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display()));
+        let refused = |e| refused(path, &e);
         let (file, whole) = match files::standard(path) {
             Some(file) => (file, None),
             None if path.metadata().is_ok_and(|there| !there.is_file()) => {
                 (files::open_special(path, files::READ_WITHIN).map_err(refused)?, Some(0))
             }
-            None => (File::create(path).map_err(refused)?, Some(0)),
+            None => {
+                let file = alone(path, false)?;
+                file.set_len(0).map_err(refused)?;
+                (file, Some(0))
+            }
         };
         Ok(Metrics::of(file, path, whole))
     }
@@ -77,13 +83,13 @@ impl Metrics {
     /// Goes on with the file, if there is one.
     ///
     /// # Errors
-    /// A path that cannot be written.
+    /// As [`create`](Self::create).
     pub fn append(path: &Path) -> Result<Self> {
         if !path.metadata().is_ok_and(|there| there.is_file()) || files::standard(path).is_some() {
             return Metrics::create(path);
         }
-        let refused = |e| Failure::usage(format!("cannot write --metrics {}: {e}", path.display()));
-        let file = File::options().read(true).append(true).open(path).map_err(refused)?;
+        let refused = |e| refused(path, &e);
+        let file = alone(path, true)?;
         // A machine that failed may have left the beginning of a line.
         let whole =
             lines_end(file.metadata().map_err(refused)?.len(), |part, at| file.read_exact_at(part, at));
@@ -172,6 +178,23 @@ impl Metrics {
             _ => Ok(()),
         }
     }
+}
+
+/// A file, made if it is not there, to whose end no other run writes as long as it is open, and that may be read, too.
+fn alone(path: &Path, read: bool) -> Result<File> {
+    let file = File::options().read(read).append(true).create(true).open(path);
+    let file = file.map_err(|e| refused(path, &e))?;
+    match retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+        Err(Errno::WOULDBLOCK) => {
+            Err(refused(path, &"another run writes there: wait for its end, or name another file"))
+        }
+        // A file system without locks costs no run.
+        _ => Ok(file),
+    }
+}
+
+fn refused(path: &Path, why: &dyn Display) -> Failure {
+    Failure::usage(format!("cannot write --metrics {}: {why}", path.display()))
 }
 
 /// Where the last whole line ends of so many bytes, which `read` gives from any place on: only the last of them are looked at,

@@ -329,6 +329,36 @@ fn a_directory_is_one_run_s_at_a_time() {
     bench.nothing_left();
 }
 
+/// A second run would write its own over what the first one has written.
+#[test]
+fn a_file_of_metrics_is_one_run_s_at_a_time() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    bench.run(&format!("{TRAIN} --steps 2 --checkpoint ckpt")).success();
+    fs::remove_file(bench.path("m.jsonl")).unwrap();
+    let run = bench.command(&format!("{TRAIN} --ranks 2 --steps 1000000 --save out")).spawn().unwrap();
+    let whole = || fs::read_to_string(bench.path("m.jsonl")).unwrap_or_default();
+    let run = bench.until(run, "some steps are made", || whole().lines().count() > 5);
+    let before = whole();
+    // Whether the other begins the file anew or goes on with it.
+    for flags in ["--steps 2 --ranks 2", "--steps 3 --checkpoint ckpt --resume"] {
+        bench
+            .run(&format!("{TRAIN} {flags}"))
+            .refusal(2, &["--metrics m.jsonl", "another run writes there: wait for its end"]);
+    }
+    signal(run.id(), Signal::TERM);
+    bench.finish(run).refusal(143, &["interrupted by signal 15"]);
+    assert!(whole().starts_with(&before));
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let made: Vec<_> = lines.iter().filter_map(|line| line["step"].as_u64()).collect();
+    assert_eq!(made, (1..=made.len() as u64).collect::<Vec<_>>());
+    assert!(lines[lines.len() - 1]["summary"].is_object());
+    // What has come to its end is in nobody's way.
+    bench.run(&format!("{TRAIN} --steps 2")).success();
+    assert_eq!(steps(&bench).len(), 2);
+    bench.nothing_left();
+}
+
 /// A disk that fills up costs the checkpoint, neither the one before nor the run.
 #[test]
 fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
