@@ -32,6 +32,8 @@ use zero::Kept;
 const TRAINING: &str = "training.json";
 /// In it, what tells of each file whether it is still as it was written.
 const FILES: &str = "files";
+/// Among its settings, how many states stay.
+const KEPT_STATES: &str = "--checkpoint-keep";
 /// Before the number of a step.
 const STEP: &str = "step-";
 /// Before and behind it, until it is whole.
@@ -217,6 +219,14 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
     // What a run has left that was killed takes room.
     clean(dir);
+    if is_state(dir) {
+        // Also of `.`, whose name tells of no other.
+        let its = dir.file_name().map_or_else(|| dir.join(".."), |_| models::parent(dir).to_owned());
+        return refuse(&format!(
+            "is a state itself, of --checkpoint {}: name that, whose last state --resume goes on from",
+            its.display()
+        ));
+    }
     if let Some(other) = foreign(dir)? {
         return refuse(&format!(
             "has {}, which is no checkpoint: name a directory that has nothing else",
@@ -250,6 +260,21 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a directory is a state, and has none.
+fn is_state(dir: &Path) -> bool {
+    dir.join(TRAINING).is_file()
+}
+
+/// The weights of the state that a directory is, or of the last that it has: a model, for who names that.
+pub fn weights_in(dir: &Path) -> Option<PathBuf> {
+    let state = match is_state(dir) {
+        true => dir.to_owned(),
+        false => steps(dir).ok()?.into_iter().max_by_key(|(step, _)| *step)?.1,
+    };
+    let weights = state.join(name(Kept::Weights));
+    hf::has_weights(&weights).then_some(weights)
 }
 
 /// The step of a checkpoint of this name.

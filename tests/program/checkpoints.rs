@@ -229,6 +229,10 @@ fn what_cannot_be_gone_on_with_is_told() {
         ("--checkpoint-keep 5", &["--checkpoint-keep 5 is of --checkpoint DIR"]),
         ("--checkpoint new --checkpoint-keep 0", &["--checkpoint-keep is 0", "1"]),
         ("--checkpoint other", &["--checkpoint other", "has notes.txt, which is no checkpoint"]),
+        (
+            "--checkpoint ckpt/step-3 --resume",
+            &["ckpt/step-3: is a state itself, of --checkpoint ckpt: name"],
+        ),
         ("--checkpoint text.txt", &["--checkpoint text.txt", "Not a directory"]),
         ("--checkpoint new --save new/m", &["--save new/m", "--checkpoint new lie in each other"]),
         ("--checkpoint ckpt --resume --save ckpt/step-3", &["--save ckpt/step-3", "lie in each other"]),
@@ -240,6 +244,12 @@ fn what_cannot_be_gone_on_with_is_told() {
             train.replace("--model nano", if flags.contains("--model") { "" } else { "--model nano" });
         let steps = if flags.contains("--steps") { "" } else { "--steps 9" };
         bench.run(&format!("{train} {steps} {flags}")).refusal(2, words);
+    }
+    for named in ["ckpt", "ckpt/step-3"] {
+        for line in ["eval", "train --steps 1"] {
+            let words = ["has no config.json", "in its weights: --model ckpt/step-3/weights"];
+            bench.run(&format!("{line} --model {named} --data text.txt")).refusal(2, &words);
+        }
     }
     assert_eq!(kept(&bench), ["step-3"]);
     // What is learnt otherwise from here on is said.

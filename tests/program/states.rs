@@ -143,6 +143,32 @@ fn a_state_that_is_not_as_it_was_written_is_found_out_and_becomes_no_model() {
         fs::write(path, whole).unwrap();
     }
     assert!(!bench.path("model2").exists());
+    // So are states that cannot be read, and who reads JSON is told, too; without that question they are no arguments.
+    for (file, left, words) in [
+        ("weights/model.safetensors", 5000, "weights/model.safetensors"),
+        ("second_moments/model.safetensors", 5000, "second_moments/model.safetensors"),
+        ("training.json", 0, "training.json: EOF"),
+        ("training.json", 2, "training.json is not that of step 3"),
+    ] {
+        let (path, whole) = change(file, &|bytes| {
+            bytes.truncate(left);
+            if left == 2 {
+                *bytes = b"{}".to_vec();
+            }
+        });
+        bench.run("checkpoint ckpt --verify").refusal(1, &[words]);
+        let told = bench.run("checkpoint ckpt --verify --json").refusal(1, &[words]).json();
+        assert_eq!((&told["dir"], &told["verified"]), (&"ckpt/step-3".into(), &false.into()));
+        assert!(told["wrong"].as_str().unwrap().contains(words), "{told}");
+        assert_eq!(bench.run("checkpoint ckpt --json").refusal(2, &[words]).stdout, "");
+        fs::write(path, whole).unwrap();
+    }
+    fs::remove_file(bench.path("ckpt/step-3/training.json")).unwrap();
+    for named in ["ckpt", "ckpt/step-3"] {
+        bench
+            .run(&format!("checkpoint {named} --verify"))
+            .refusal(1, &["step-3: training.json: No such file"]);
+    }
     bench.nothing_left();
 }
 
@@ -154,6 +180,7 @@ fn what_is_no_state_or_no_place_for_a_model_is_refused() {
     for (flags, words) in [
         ("missing", "checkpoint missing: is no directory: name what 'caravan train --checkpoint' was given"),
         ("empty", "checkpoint empty: has no state: name"),
+        ("empty --verify", "checkpoint empty: has no state: name"),
         ("saved", "checkpoint saved: has no state: name"),
         ("text.txt", "checkpoint text.txt: is no directory: name"),
         ("ckpt --dtype f32", "--save"),

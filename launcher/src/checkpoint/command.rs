@@ -28,9 +28,11 @@ const WIDTH: usize = 100;
 /// There is none, or it cannot be read; it is not as it was written; the model cannot be written.
 pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
     files::check_name("checkpoint", &args.dir, "the name of a directory")?;
-    let state = State::found(&args.dir)?;
-    let weights = state.open(Kept::Weights)?;
-    let told = told_files(&state)?;
+    let (step, dir) = State::found(&args.dir)?;
+    let damaged = |why| damage(args, &dir, why);
+    let state = State::read(step, dir.clone()).map_err(damaged)?;
+    let weights = state.open(Kept::Weights).map_err(damaged)?;
+    let told = told_files(&state).map_err(damaged)?;
     let others = beside(&state)?;
     let dtype = args.dtype.or(of_training(&state)).unwrap_or(Precision::F32);
     if let Some(save) = &args.save {
@@ -44,7 +46,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         out::text(description(&state, weights.config(), &told, &others))?;
     }
     if args.verify {
-        verify(&state, &told, &Kept::ALL, !args.json)?;
+        verify(&state, &told, &Kept::ALL, !args.json).map_err(damaged)?;
     } else if args.save.is_some() {
         // A model is not made of what is not as it was written.
         verify(&state, &told, &[Kept::Weights], false)?;
@@ -69,6 +71,17 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         out::line(format_args!("  saved          in {} as {}", dtype.name(), save.display()))?;
     }
     Ok(())
+}
+
+/// What is wrong with a state: not with what was asked, if that is whether it is whole. Who asks for JSON is told in it, too.
+fn damage(args: &CheckpointArgs, dir: &Path, why: Failure) -> Failure {
+    if !args.verify {
+        return why;
+    }
+    let why = why.to_string();
+    let told = json!({"dir": dir.display().to_string(), "verified": false, "wrong": why});
+    let said = if args.json { out::line(told) } else { Ok(()) };
+    said.err().unwrap_or(Failure::Run(why))
 }
 
 /// A file of the state, and what was written.

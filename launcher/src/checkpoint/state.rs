@@ -1,6 +1,6 @@
 //! A checkpoint that was found, and how a training goes on from it.
 
-use super::{TRAINING, name, number, steps};
+use super::{KEPT_STATES, TRAINING, is_state, name, number, steps};
 use crate::failure::{Failure, Result};
 use crate::human::several;
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
@@ -71,16 +71,18 @@ impl State {
         last.map(|(step, dir)| State::read(step, dir)).transpose()
     }
 
-    /// The last one in `dir`, or the one that this is.
+    /// Step and place of the last one in `dir`, or of the one that this is, whether it is whole or not.
     ///
     /// # Errors
-    /// There is none, or as [`last`](Self::last).
-    pub fn found(dir: &Path) -> Result<State> {
-        let own = dir.canonicalize().ok().filter(|dir| dir.join(TRAINING).is_file());
+    /// There is none.
+    pub fn found(dir: &Path) -> Result<(usize, PathBuf)> {
+        // One that has lost what tells of it is one, too.
+        let is_one = |dir: &PathBuf| is_state(dir) || dir.join(name(Kept::Weights)).is_dir();
+        let own = dir.canonicalize().ok().filter(is_one);
         let step = own.as_ref().and_then(|dir| number(dir.file_name()?.to_str()?));
         let found = match step {
-            Some(step) => Some(State::read(step, dir.to_owned())?),
-            None if dir.is_dir() => State::last(dir)?,
+            Some(step) => Some((step, dir.to_owned())),
+            None if dir.is_dir() => steps(dir)?.into_iter().max_by_key(|(step, _)| *step),
             None => None,
         };
         found.ok_or_else(|| {
@@ -92,7 +94,11 @@ impl State {
         })
     }
 
-    fn read(step: usize, dir: PathBuf) -> Result<State> {
+    /// The one of this step that lies in `dir`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not whole.
+    pub fn read(step: usize, dir: PathBuf) -> Result<State> {
         let refuse = |why: String| Failure::usage(format!("checkpoint {}: {why}", dir.display()));
         let text = fs::read_to_string(dir.join(TRAINING)).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
         let told: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
@@ -218,7 +224,11 @@ impl State {
         let told = |padding: Option<u32>| padding.map_or("none".to_owned(), |token| token.to_string());
         let [then, now] = [self.shape.padding, plan.model.config.padding].map(told);
         let padding = (then != now).then(|| format!("padding token {now} instead of {then}"));
-        other.chain(padding).chain(ranks).collect::<Vec<_>>().join(", ")
+        // The next takes those before it away.
+        let keep = plan.checkpoints.as_ref().map(|checkpoints| checkpoints.keep.to_string());
+        let keep = keep.zip(self.setting(KEPT_STATES)).filter(|(now, then)| now != then);
+        let keep = keep.map(|(now, then)| format!("{KEPT_STATES} {now} instead of {then}"));
+        other.chain(padding).chain(ranks).chain(keep).collect::<Vec<_>>().join(", ")
     }
 }
 

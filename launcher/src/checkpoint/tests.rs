@@ -133,9 +133,9 @@ fn a_run_does_not_go_on_from_what_it_was_not_planned_with() {
     assert!(why.contains("had the state after step 3") && why.contains("after step 5 now"), "{why}");
 }
 
-/// Which token is for padding follows the tokenizer.
+/// Which token is for padding follows the tokenizer, and how many states stay who starts a run.
 #[test]
-fn another_padding_token_is_told_and_is_no_other_shape() {
+fn another_padding_token_and_other_kept_states_are_told_and_are_no_other_shape() {
     let home = tempfile::tempdir().unwrap();
     written(home.path(), 3);
     let state = State::last(home.path()).unwrap().expect("a state");
@@ -144,6 +144,12 @@ fn another_padding_token_is_told_and_is_no_other_shape() {
     plan.model.config.padding = Some(3);
     state.check_shape(&plan.model).unwrap();
     assert_eq!(state.differences(&plan), "padding token 3 instead of none");
+    // Fewer of those before it stay.
+    plan.model.config.padding = None;
+    plan.checkpoints = Some(keeping(5, home.path()));
+    assert_eq!(state.differences(&plan), "--checkpoint-keep 5 instead of 1");
+    plan.checkpoints = Some(keeping(1, home.path()));
+    assert_eq!(state.differences(&plan), "");
     plan.model.config.layers = 3;
     let why = state.check_shape(&plan.model).unwrap_err().to_string();
     assert!(why.contains("another shape"), "{why}");

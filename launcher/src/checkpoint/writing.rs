@@ -1,6 +1,6 @@
 //! Writing a checkpoint: rank 0 holds the pen, and what it writes has its name only once it is whole.
 
-use super::{Checkpoints, FILES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
+use super::{Checkpoints, FILES, KEPT_STATES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
 use crate::about::generator;
 use crate::bench::now;
 use crate::failure::{Failure, Result};
@@ -150,6 +150,7 @@ impl<'a> Pen<'a> {
         let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
         let mut settings: Map<String, Value> = settings.collect();
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());
+        settings.insert(KEPT_STATES.into(), self.keep.to_string().into());
         let told = json!({
             "generator": generator(),
             "step": self.step(),

@@ -2,6 +2,7 @@
 
 use super::usage;
 use crate::args::Precision;
+use crate::checkpoint;
 use crate::device::{self, Device};
 use crate::failure::{Failure, Result};
 use crate::files;
@@ -122,7 +123,13 @@ impl ModelChoice {
     /// # Errors
     /// Whatever makes it not a whole model.
     pub fn directory(path: &Path) -> Result<Self> {
-        let weights = Checkpoint::open(path).map_err(Failure::usage)?;
+        let weights = Checkpoint::open(path).map_err(|e| match checkpoint::weights_in(path) {
+            Some(weights) => Failure::usage(format!(
+                "{e}; a state of --checkpoint has it in its weights: --model {}",
+                weights.display()
+            )),
+            None => Failure::usage(e),
+        })?;
         let (config, remarks) = (weights.config().clone(), weights.remarks().clone());
         let weights = Some(weights);
         Ok(ModelChoice { remarks, weights, ..Self::new(&path.display().to_string(), config) })
