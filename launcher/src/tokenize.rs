@@ -40,7 +40,12 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         Tokenizer::HuggingFace(_) => room::check_texts("--data", &inputs)?,
     }
     let width = TokenWidth::for_vocab(tokenizer.vocab());
-    let mut writer = TokenWriter::create(files::through_links(&args.out), width).map_err(Failure::usage)?;
+    let writer = TokenWriter::create(files::through_links(&args.out), width);
+    let mut writer = writer.map_err(|e| match e {
+        // A file could be made there: now it is the disk, as in its midst.
+        models::Error::System { .. } => Failure::run(e),
+        _ => Failure::usage(e),
+    })?;
     let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer, Share::of(None)));
     let write = |writer: &mut TokenWriter, texts: Vec<Vec<u32>>| {
         texts.iter().try_for_each(|tokens| writer.push(tokens)).map_err(Failure::run)

@@ -98,6 +98,19 @@ fn a_disk_that_is_full_when_a_result_is_written_keeps_what_was_there() {
 }
 
 #[test]
+fn a_disk_that_is_full_before_a_token_is_written_is_no_wrong_argument() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let run = format!(
+        "head -c 4096 /dev/zero >disk/full; {CARAVAN} tokenize --data text.txt --out disk/t.bin; code=$?; ls -A disk; exit $code"
+    );
+    let Some(outcome) = with_disk(&bench, "4k", &run) else { return };
+    let outcome = outcome.refusal(1, &["cannot write tokens to disk/t.bin", "No space left"]);
+    assert_eq!(outcome.stdout, "full\n");
+    bench.nothing_left();
+}
+
+#[test]
 fn a_tuning_table_that_cannot_be_written_is_not_there() {
     let bench = bench();
     let run = format!(

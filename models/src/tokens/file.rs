@@ -316,7 +316,8 @@ impl TokenWriter {
     }
 
     fn refused(&self, error: std::io::Error) -> Error {
-        Error::system(format!("write tokens (after {}) to", self.count), &self.path, error)
+        let after = if self.is_empty() { String::new() } else { format!(" (after {})", self.count) };
+        Error::system(format!("write tokens{after} to"), &self.path, error)
     }
 }
 
