@@ -96,6 +96,7 @@ impl EvalPlan {
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
+        ranks.reads_data = true;
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         check_weights(&args.model)?;

@@ -14,7 +14,7 @@ mod traced;
 pub use asked::{Asked, on_hosts};
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
-pub use ranks::{Ranks, UNASKED, of_a_shell, unasked_threads, with_ranks};
+pub use ranks::{Ranks, UNASKED, by_itself, unasked_threads, with_ranks};
 pub use scaling::{read as scaling_read, told as scaling_told};
 pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
@@ -126,6 +126,7 @@ impl TrainPlan {
         ranks.on_request = stop::on_request(args.save.is_some() || args.checkpoint.is_some());
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
+        ranks.reads_data = true;
         check_device(args)?;
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;

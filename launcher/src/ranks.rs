@@ -1,5 +1,6 @@
 //! Starts the ranks of a run and gives each its communicator.
 
+mod late;
 mod own;
 
 use crate::agree;
@@ -9,7 +10,7 @@ use crate::bind;
 use crate::failure::{Failure, Result, VERDICT};
 use crate::machine::PROGRAM;
 use crate::out;
-use crate::plan::{Ranks, of_a_shell};
+use crate::plan::Ranks;
 #[cfg(feature = "mpi")]
 use crate::tokenizer;
 use crate::transports::Transport;
@@ -25,7 +26,6 @@ use collectives::{Communicator, Error};
 #[cfg(feature = "mpi")]
 use collectives_mpi::{MpiTransport, Start};
 use std::cell::RefCell;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 #[cfg(feature = "mpi")]
 use std::sync::Arc;
@@ -295,43 +295,11 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
 
 /// Meets the other ranks, whose calls must fit this one's.
 fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Result<Rendezvous> {
-    let mut rendezvous = Rendezvous::join(identity, options).map_err(|e| perhaps_slow(e, identity))?;
+    let mut rendezvous =
+        Rendezvous::join(identity, options).map_err(|e| late::perhaps_slow(e, ranks, identity))?;
     agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())
-        .map_err(|e| perhaps_others(e, identity))?;
+        .map_err(|e| late::perhaps_others(e, identity))?;
     Ok(rendezvous)
-}
-
-/// Nothing tells jobs apart that meet at one address, where no launcher's name of them is the same on all hosts.
-fn perhaps_others(failure: Failure, identity: &Identity) -> Failure {
-    let unnamed = identity.launcher == Launcher::Pmi && std::env::var_os(variables::JOB).is_none();
-    match failure {
-        Failure::Common(text) if unnamed && identity.rendezvous.is_some() => Failure::Common(format!(
-            "{text}; if they are of several jobs, give each job a CARAVAN_RENDEZVOUS and a CARAVAN_JOB of its own"
-        )),
-        failure => failure,
-    }
-}
-
-/// A rank reads its data, and makes tokens of text, before it meets the others: what to do if it only takes longer.
-fn perhaps_slow(error: Error, identity: &Identity) -> Error {
-    const LATER: &str = "; if it still reads its data, --rendezvous-timeout SECONDS waits longer, and 'caravan tokenize' makes \
-                         of text what is read at once";
-    // That there is no way to a network or to a host, in the system's words.
-    const UNREACHABLE: [&str; 2] = ["(os error 101)", "(os error 113)"];
-    let shell =
-        of_a_shell(identity.launcher.name(), identity.launcher.marks(), std::io::stdin().is_terminal());
-    let unreachable = |what: &str| UNREACHABLE.iter().any(|errno| what.contains(errno));
-    match error {
-        // No host that cannot be reached answers later.
-        Error::Timeout { what, rank, peer, after, past } if unreachable(&what) => {
-            Error::Timeout { what, rank, peer, after, past }
-        }
-        Error::Timeout { what, rank, peer, after, past } => {
-            Error::Timeout { what, rank, peer, after, past: past + LATER + &shell }
-        }
-        Error::Launch(text) if text.contains("did not arrive") => Error::Launch(text + LATER + &shell),
-        error => error,
-    }
 }
 
 /// MPI between all ranks, which are compared before they call anything together, unless they `have_met`.
@@ -468,25 +436,4 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
         },
     )?;
     ranks.communicator(transport)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_cannot_be_reached_is_not_taken_for_slow() {
-        let said = |what: &str| {
-            let (what, after, past) = (what.into(), Duration::from_secs(6), String::new());
-            let late = Error::Timeout { what, rank: 1, peer: 0, after, past };
-            perhaps_slow(late, &Identity::alone()).to_string()
-        };
-        // Rank 0 listens only once it has read its data.
-        assert!(
-            said("10.1.1.1:4000 says: Connection refused (os error 111)").contains("still reads its data")
-        );
-        assert!(
-            !said("10.1.1.1:4000 says: Network is unreachable (os error 101)").contains("reads its data")
-        );
-    }
 }

@@ -50,6 +50,8 @@ pub struct Ranks {
     pub native: bool,
     /// Whether only the thread that connects a rank calls its communicator, which then need not be ready for others.
     pub one_caller: bool,
+    /// Whether each of them reads data before they meet, as train's and eval's do, so that one may come late.
+    pub reads_data: bool,
     /// What they do when they are asked to end.
     pub on_request: OnRequest,
     /// Whether ranks that are started here stay each on its share of the processors.
@@ -181,6 +183,7 @@ impl Ranks {
             by_layout: None,
             native: false,
             one_caller: false,
+            reads_data: false,
             on_request: OnRequest::EndAtOnce,
             bind: Binding::None,
             nccl,
@@ -371,19 +374,9 @@ fn elsewhere(asked: usize, there: &Identity) -> String {
 }
 
 /// How a shell with these marks of a launcher has caravan start ranks.
-fn by_itself(marks: impl Iterator<Item = &'static str>) -> String {
+pub fn by_itself(marks: impl Iterator<Item = &'static str>) -> String {
     let marks: Vec<String> = marks.map(|name| format!("-u {name}")).collect();
     format!("take 'env {} caravan ...', which starts them itself", marks.join(" "))
-}
-
-/// More about ranks that have not come, where this one may have been `typed` in the one shell that a launcher with these
-/// marks started for all of them, as `srun -n 8 --pty bash` does.
-pub fn of_a_shell(name: &str, marks: impl Iterator<Item = &'static str>, typed: bool) -> String {
-    let mut marks = marks.peekable();
-    match typed && marks.peek().is_some() {
-        true => format!("; if {name} started this shell for all ranks, {}", by_itself(marks)),
-        false => String::new(),
-    }
 }
 
 #[cfg(test)]
@@ -398,14 +391,6 @@ mod tests {
 
     fn plan(flags: &str) -> Result<Ranks> {
         Ranks::plan(&args(flags), UNASKED, None)
-    }
-
-    #[test]
-    fn a_shell_that_was_started_for_all_ranks_hears_how_to_start_them() {
-        let said = |marks: &'static [&str], typed| of_a_shell("srun", marks.iter().copied(), typed);
-        let how = "; if srun started this shell for all ranks, take 'env -u A -u B caravan ...', which starts them itself";
-        assert_eq!(said(&["A", "B"], true), how);
-        assert_eq!([said(&["A", "B"], false), said(&[], true)], ["", ""]);
     }
 
     #[test]
