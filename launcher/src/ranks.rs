@@ -122,11 +122,12 @@ fn as_rank(
             _ => out::note(format_args!("caravan: {}{failure}", whose(Some(identity)))),
         }
     }
-    match &group {
-        Some(comm) if cause => comm.abort(&failure.to_string()),
-        // Ranks that have met notice a failure. Only who never came has to be ended.
-        None if cause && board.is_none() => end_job(identity, failure.code()),
-        _ => {}
+    if let (Some(comm), true) = (&group, cause) {
+        comm.abort(&failure.to_string());
+    }
+    if cause && board.is_none() {
+        // Ranks that have met notice a failure, but for one that hangs. That and who never came have to be ended.
+        end_job(identity, failure.code());
     }
     Err(Failure::Told { code: failure.code() })
 }
@@ -224,8 +225,8 @@ fn meeting(timeout: Duration) -> bootstrap::Options {
     bootstrap::Options { timeout, program: PROGRAM, ..Default::default() }
 }
 
-/// Ends the ranks that would wait for this one, which has not met them, once its sentence has gone its way through the
-/// launcher.
+/// Ends the ranks that hear nothing of this one's failure, once its sentence has gone its way through the launcher, and those
+/// who hear of it had the time to end.
 fn end_job(identity: &Identity, code: u8) {
     // Alone it has none, and may be one of several commands of a script, which the launcher would end.
     if identity.launcher == Launcher::Pmi && identity.world > 1 {

@@ -289,6 +289,20 @@ fn a_killed_rank_takes_the_job_down() {
     }
 }
 
+/// Hydra would wait for it.
+#[test]
+fn a_rank_that_hangs_is_named_and_ended() {
+    at_once(|mpirun, transport| {
+        let bench = bench();
+        let line = format!("{CARAVAN} {ENDLESS} --quiet --transport {transport} --call-timeout 3");
+        let run = bench.endless(mpirun.run(&bench, &[(2, &line)]));
+        let ranks = bench.ranks_by(mpirun.rank_variable());
+        signal(ranks[1].1, Signal::STOP);
+        fails(&bench.finish(run), &["no answer from rank 1 within 3s"]);
+        bench.nothing_left();
+    });
+}
+
 #[test]
 fn a_mixed_launch_names_the_difference() {
     at_once(|mpirun, transport| {
