@@ -54,6 +54,25 @@ pub fn check_names(flag: &str, paths: &[PathBuf]) -> Result<()> {
     paths.iter().try_for_each(|path| files::check_name(flag, path, "/dev/stdin for the standard input"))
 }
 
+/// Refuses streams of the shell where `flag` names files for processes that a script of Slurm's starts.
+///
+/// # Errors
+/// What to take instead.
+pub fn check_no_stream(flag: &str, paths: &[PathBuf]) -> Result<()> {
+    let handed = |path: &&PathBuf| {
+        path.as_path() == Path::new("/dev/stdin")
+            || ["/dev/fd", "/proc/self/fd"].iter().any(|streams| path.starts_with(streams))
+    };
+    match paths.iter().find(handed) {
+        Some(path) => Err(Failure::usage(format!(
+            "{flag} {}: ranks that a script of Slurm's starts have no stream of this shell: name a file, such as the token file \
+             that 'caravan tokenize' makes of what comes through a pipe",
+            path.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses random tokens beside files.
 ///
 /// # Errors

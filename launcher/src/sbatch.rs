@@ -201,6 +201,8 @@ impl Inner {
                 device::matmul_precision(&args.device, args.dtype)?;
                 let resolved = args.for_ranks(world, true)?;
                 check_anywhere(&resolved, world).map_err(|e| args.placed(e))?;
+                data::check_no_stream("--data", &args.data)?;
+                data::check_no_stream("--val-data", &args.val_data)?;
                 ("train", cuda(&args.device))
             }
             Command::Eval(args) => {
@@ -211,6 +213,7 @@ impl Inner {
                 at_least_one("--micro-batch", args.micro_batch)?;
                 args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
                 data::check_names("--data", &args.data)?;
+                data::check_no_stream("--data", &args.data)?;
                 data::check_alone(&args.data)?;
                 ("eval", cuda(&args.device))
             }
@@ -417,6 +420,12 @@ pub mod tests {
             ("-- bench all_reduce --json there/a --csv there/./a", &["--csv there/./a", "--json is written"]),
             ("-- train --data -", &["--data -", "/dev/stdin"]),
             ("-- eval --model m --data -", &["--data -", "/dev/stdin"]),
+            (
+                "--nodes 2 -- train --data /dev/stdin",
+                &["--data /dev/stdin", "a script", "'caravan tokenize'"],
+            ),
+            ("-- train --data d --val-data /proc/self/fd/3", &["--val-data /proc/self/fd/3", "name a file"]),
+            ("-- eval --model m --data /dev/fd/63", &["--data /dev/fd/63", "name a file"]),
             ("--nodes 2 -- bench all_reduce --algo chain", &["--algo chain", "all_reduce", "bruck, "]),
             ("-- bench all_reduce -n 0", &["-n 0"]),
             ("--nodes 2 -- bench broadcast -r 2", &["-r 2", "from 0 to 1"]),
