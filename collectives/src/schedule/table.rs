@@ -238,6 +238,8 @@ mod tests {
         assert_eq!(of(Kind::AllReduce, 4097).why, Why::Measured(Sizes { from: 4097, to: 65536 }));
         assert_eq!(of(Kind::AllReduce, 4097).algorithm, Algorithm::DirectReduceScatterAllGather);
         assert_eq!(of(Kind::AllGather, 4096).why, Why::Direct);
+        let barrier = of(Kind::Barrier, 0);
+        assert_eq!((barrier.why, barrier.reason(Kind::Barrier).contains("read")), (Why::Direct, false));
         // Of what was not tried nothing is known, and the reason says so.
         let by_cost = Group { tuning: Tuning::default(), ..group.clone() };
         for bytes in [0, 511, 65537, 64 << 20] {

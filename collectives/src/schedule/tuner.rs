@@ -77,7 +77,7 @@ pub enum Why {
     Only,
     /// The caller asked for it.
     Forced,
-    /// Peers' memory can be read, so one pass without messages is least work.
+    /// Peers' memory can be read, so one pass without messages is least work, and without data a look at their flags.
     Direct,
     /// So few bytes that the number of steps counts: at most this many.
     Latency(usize),
@@ -102,6 +102,9 @@ impl Why {
         match self {
             Why::Only => "the only one possible here".into(),
             Why::Forced => "as asked for".into(),
+            Why::Direct if kind == Kind::Barrier => {
+                "because ranks share memory: flags in it, no messages".into()
+            }
             Why::Direct => "because peers' memory can be read: one pass, no messages".into(),
             Why::Latency(limit) => format!("because up to {limit} {bytes} the number of steps decides"),
             Why::Messages(limit) => {
