@@ -1,7 +1,7 @@
 //! The benchmark's table as nccl-tests' parsers read it, and its numbers against each other.
 
 use harness::{Bench, OPERATIONS};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::time::Instant;
 
@@ -460,6 +460,12 @@ fn overlap_is_reported_by_both_formulas_and_in_time() {
             assert!(["algorithm", "why"].iter().all(|key| !row[*key].as_str().unwrap().is_empty()), "{row}");
         }
         assert_eq!(json["complete"], true);
+        let asked = json!({
+            "minimum_bytes": 64 << 10, "maximum_bytes": 1 << 20, "step_factor": 16, "warmup_iters": 2, "iterations": 10,
+            "iterations_by_size": false, "bind": "core", "type": "float",
+            "operations": ["reduce_scatter", "all_gather", "all_reduce"],
+        });
+        assert_eq!(json["config"], asked);
         assert!(json["env"].is_array() && json["args"].is_array() && json["machine"].is_object());
         assert_eq!(json.get("transport_library"), Some(&Value::Null), "shared memory has no library");
     }

@@ -4,18 +4,17 @@ use super::args::Blocking;
 use super::calls::Party;
 use super::cases::Cases;
 use super::messages::Messages;
-use super::plan::Plan;
+use super::plan::{Plan, Repeats};
 use super::record;
 use super::sweep::Step;
 use super::{PCI, algo_name, average_name, native};
 use crate::about::about;
 use crate::gpus;
 use crate::layers;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The part of the JSON that says what ran where.
 pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &str) -> Value {
-    let sweep = plan.repeats.sweep;
     let devices = who.iter().enumerate().map(|(rank, line)| {
         let fields: Vec<&str> = line.split('\t').collect();
         let field = |i: usize| fields.get(i).copied().unwrap_or("");
@@ -26,14 +25,9 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
         })
     });
     let [first, second] = plan.operation.placements(plan.calls, party.native.is_some());
-    let mut config = json!({
+    let rest = json!({
         "nthreads": 1,
         "ngpus": 1,
-        "minimum_bytes": sweep.begin,
-        "maximum_bytes": sweep.end,
-        "warmup_iters": plan.repeats.warmup(sweep.largest()),
-        "iterations": plan.repeats.iterations(sweep.largest()),
-        "iterations_by_size": plan.repeats.adaptive(),
         "aggregated_iterations": plan.aggregate,
         "run_cycles": plan.cycles,
         "validation": plan.check,
@@ -53,10 +47,8 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
         "skipped": cases.skipped,
         "devices": devices.collect::<Vec<_>>(),
     });
-    match sweep.step {
-        Step::Factor(factor) => config["step_factor"] = json!(factor),
-        Step::Bytes(bytes) => config["step_bytes"] = json!(bytes),
-    }
+    let mut config = repeated(&plan.repeats);
+    config.extend(rest.as_object().cloned().unwrap_or_default());
     let library = match party.device {
         Some(_) => gpus::library(),
         None => native::library(layers::between(party.comm.transport_name())),
@@ -64,6 +56,25 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
     let mut all = about(started, library);
     // Of nccl-tests' format.
     all["version"] = json!(3);
-    all["config"] = config;
+    all["config"] = config.into();
     all
+}
+
+/// What its `config` says of sizes and calls: as asked for, or what stands for that.
+pub fn repeated(repeats: &Repeats) -> Map<String, Value> {
+    let sweep = repeats.sweep;
+    let (step, by) = match sweep.step {
+        Step::Factor(factor) => ("step_factor", json!(factor)),
+        Step::Bytes(bytes) => ("step_bytes", json!(bytes)),
+    };
+    let told = [
+        ("minimum_bytes", json!(sweep.begin)),
+        ("maximum_bytes", json!(sweep.end)),
+        (step, by),
+        ("warmup_iters", json!(repeats.warmup(sweep.largest()))),
+        ("iterations", json!(repeats.iterations(sweep.largest()))),
+        ("iterations_by_size", json!(repeats.adaptive())),
+        ("bind", json!(repeats.bind_name())),
+    ];
+    told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }

@@ -229,7 +229,8 @@ pub struct CollectiveArgs {
     /// Calls whose results are checked, each with other data; 0 checks nothing.
     #[arg(short = 'c', long, value_name = "N", default_value = "1")]
     pub check: String,
-    /// Which rank's time is reported: 0 rank 0's, 1 the mean, 2 the fastest, 3 the slowest.
+    /// Which rank's time is reported: 0 rank 0's, 1 the mean, 2 the fastest, 3 the slowest; a rank's time is the mean of its
+    /// calls, so that over ranks 2 and 3 may lie outside what single calls come to.
     #[arg(short = 'a', long, value_name = "0..3", default_value = "1")]
     pub average: String,
     /// Calls in flight at once in each timed iteration; more than 1 starts them all before waiting, but
@@ -291,7 +292,8 @@ pub struct CollectiveArgs {
     #[arg(short = 'J', long, alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write one line per size and placement; bandwidths are in GB/s, of 10^9 bytes, and percentiles are of single calls, each
-    /// over ranks as -a says, and those of -I (i_*) of single calls on their slowest ranks.
+    /// over ranks as -a says, where a row's time is that of ranks' means, which with -a 2 and 3 may lie outside its min and max;
+    /// those of -I (i_*) are of single calls on their slowest ranks.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Draw bandwidth and time against size.

@@ -13,6 +13,7 @@ use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::slot::Slot;
 use super::statistics::{average, median};
+use super::table::dtype_name;
 use super::verdict::{self, Verdict};
 use super::{check_bind, native, record, timings, tuning, unshared};
 use crate::about;
@@ -151,8 +152,12 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
     let out = Printed::new(&comm, args.ranks.quiet)?;
     let processors = agree::exchange(&comm, &bind::listed(&bind::processors()))?;
     out.text(&header(args, &comm, crowded(args, &processors, &comm)))?;
-    let mut record =
-        Record::new(args.json.as_deref(), about(args, &comm, &processors), "overlap", Vec::new());
+    let mut record = Record::new(
+        args.json.as_deref(),
+        about(args, repeats, dtype, &comm, &processors),
+        "overlap",
+        Vec::new(),
+    );
     let (mut pace, mut wrong) = (Pace::new(), 0);
     for operation in operations(args) {
         let mut show = |row: Row| {
@@ -177,7 +182,13 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
 }
 
 /// What the JSON says beside its rows.
-fn about(args: &OverlapArgs, comm: &Communicator, processors: &[String]) -> Value {
+fn about(
+    args: &OverlapArgs,
+    repeats: &Repeats,
+    dtype: DType,
+    comm: &Communicator,
+    processors: &[String],
+) -> Value {
     let library = native::library(layers::between(comm.transport_name()));
     let mut all = about::about(&record::now(), library);
     all["transport"] = json!(comm.transport_name());
@@ -185,6 +196,11 @@ fn about(args: &OverlapArgs, comm: &Communicator, processors: &[String]) -> Valu
     all["progress"] = json!(args.progress.name());
     all["tests"] = json!(args.tests);
     all["processors"] = json!(processors);
+    let mut config = super::about::repeated(repeats);
+    let names: Vec<&str> = operations(args).iter().map(|o| o.name()).collect();
+    config.insert("operations".into(), json!(names));
+    config.insert("type".into(), json!(dtype_name(dtype)));
+    all["config"] = config.into();
     all["formulas"] = row::formulas();
     all
 }

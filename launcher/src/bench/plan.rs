@@ -82,8 +82,13 @@ impl Repeats {
             },
             ("-n", count(self.iterations)),
             ("-w", count(self.warmup)),
-            ("--bind", if self.bind == Binding::None { "none" } else { "core" }.to_owned()),
+            ("--bind", self.bind_name().to_owned()),
         ]
+    }
+
+    /// Whether ranks are bound, as `--bind` says it.
+    pub fn bind_name(&self) -> &'static str {
+        if self.bind == Binding::None { "none" } else { "core" }
     }
 
     /// Timed calls of a size.
