@@ -64,7 +64,8 @@ impl Traced {
             None => last.min(made + USUAL.start())..=last.min(made + USUAL.end()),
             Some(text) => parse(text).filter(|steps| *steps.end() <= last).ok_or_else(|| {
                 Failure::usage(format!(
-                    "--trace-steps {text}: the steps of this training are 1-{last}, of which it takes some, like {}-{last} or {last}",
+                    "--trace-steps {text}: the steps of this training are 1-{last}, of which it takes some, like {}-{last} or \
+                     {last}",
                     last.saturating_sub(2).max(1)
                 ))
             })?,

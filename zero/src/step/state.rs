@@ -158,8 +158,9 @@ impl<T: Float> Trainer<T> {
     /// which have to be [`Kept::Weights`] of the same state. Every rank calls it, with the same state, before its first step.
     ///
     /// # Errors
-    /// `source` fails, no training can be at `standing`, or ranks differ in `standing` or, where each keeps all, in moments, which all ranks then say; steps were
-    /// made before; or a collective fails. After an error the trainer makes no step until it is restored.
+    /// `source` fails, no training can be at `standing`, or ranks differ in it or, where each keeps all, in moments, which all
+    /// ranks then say; steps were made before; or a collective fails. After an error the trainer makes no step until it is
+    /// restored.
     pub fn restore(&mut self, standing: Standing, source: &mut StateSource<'_>) -> Result<()> {
         self.comm.progress()?;
         let Standing { steps: made, .. } = self.standing;
