@@ -29,6 +29,11 @@ fn started(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: 
     })
 }
 
+/// Whether UCX is there, and this no build that does with it what the one without MPI has done.
+fn offers_ucx(bench: &Bench) -> bool {
+    !cfg!(feature = "mpi") && bench.offers("ucx")
+}
+
 #[test]
 fn ranks_by_hand_hear_why_one_of_them_takes_no_part() {
     let bench = bench();
@@ -57,7 +62,7 @@ fn ranks_by_hand_hear_why_one_of_them_takes_no_part() {
 #[test]
 fn a_rank_whose_ucx_does_not_open_tells_all_others_why() {
     let bench = bench();
-    if !bench.offers("ucx") {
+    if !offers_ucx(&bench) {
         return;
     }
     let since = Instant::now();
@@ -81,7 +86,7 @@ fn a_rank_whose_ucx_does_not_open_tells_all_others_why() {
 #[test]
 fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
     let bench = bench();
-    if !bench.offers("ucx") {
+    if !offers_ucx(&bench) {
         return;
     }
     let Some(hosts) = Hosts::make(&bench) else { return };
@@ -124,7 +129,7 @@ fn a_peer_that_ucx_cannot_reach_is_named_in_time_by_all() {
 #[test]
 fn a_silent_rank_is_told_with_its_host() {
     let bench = bench();
-    if !bench.offers("ucx") {
+    if !offers_ucx(&bench) {
         return;
     }
     let Some(hosts) = Hosts::make(&bench) else { return };
@@ -143,35 +148,48 @@ fn a_silent_rank_is_told_with_its_host() {
     bench.nothing_left();
 }
 
-/// Nothing says that it is, and what is under way to it is sent again for a quarter of an hour.
+/// Nothing says that it is, and what is under way to it is sent again for a quarter of an hour. But who needs that network only
+/// to have met goes on.
 #[test]
 fn a_host_that_is_gone_without_a_word_is_noticed() {
     let bench = bench();
-    // Builds with MPI do here what the one without does.
-    if !bench.offers("ucx") || cfg!(feature = "mpi") {
+    if !offers_ucx(&bench) {
         return;
     }
     let Some(hosts) = Hosts::make(&bench) else { return };
     bench.text("text.txt", 20_000);
-    let args = format!("{ENDLESS} --quiet --transport ucx --threads 1");
+    let start = |port, metrics: &str, words: [String; 2]| {
+        let run = ENDLESS.replace("m.jsonl", metrics);
+        let args = format!("{run} --quiet --transport ucx --threads 1");
+        let [zero, one] = started(&bench, &hosts, port, [&words[0], &words[1]], &args);
+        let path = bench.path(metrics);
+        let made = move || fs::read_to_string(&path).map_or(0, |text| text.lines().count());
+        ([bench.until(zero, "its first steps are done", || made() > 3), one], made)
+    };
     // Nor do processes of another host end before this one's eyes.
-    let set = [0, 1].map(|host| {
+    let far = [0, 1].map(|host| {
         let device = hosts.device(host);
         format!("UCX_TLS=tcp,self UCX_NET_DEVICES={device} unshare --pid --fork --mount-proc")
     });
-    let [zero, one] = started(&bench, &hosts, 5, [&set[0], &set[1]], &args);
-    let made = || fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
-    let zero = bench.until(zero, "its first steps are done", || made() > 3);
+    let (lost, _) = start(5, "lost.jsonl", far);
+    let ([zero, one], made) = start(6, "near.jsonl", [0, 1].map(|_| "UCX_TLS=posix,self".to_owned()));
     let down = hosts.run(&format!("ip -n {} link set {} down", hosts.names[1], hosts.device(1)));
     assert_eq!(down.code, Some(0), "{}", down.stderr);
-    for (rank, end) in [zero, one].into_iter().enumerate() {
-        let end = bench.finish(end);
+    for (rank, end) in lost.into_iter().enumerate() {
         let host = &hosts.names[1 - rank];
         let told = format!(
             "rank {} on {host} is unreachable: its host, or the way to it, does not answer",
             1 - rank
         );
-        end.refusal(1, &[&told]);
+        bench.finish(end).refusal(1, &[&told]);
+    }
+    let before = made();
+    let zero = bench.until(zero, "its steps go on", || made() > before + 10);
+    for (_, rank) in bench.ranks_by("CARAVAN_RANK") {
+        signal(rank, Signal::KILL);
+    }
+    for rank in [zero, one] {
+        bench.finish(rank);
     }
     drop(hosts);
     bench.nothing_left();
@@ -180,7 +198,7 @@ fn a_host_that_is_gone_without_a_word_is_noticed() {
 #[test]
 fn ranks_whose_ucx_may_use_other_ways_hear_what_differs() {
     let bench = bench();
-    if !bench.offers("ucx") {
+    if !offers_ucx(&bench) {
         return;
     }
     let Some(hosts) = Hosts::make(&bench) else { return };
