@@ -195,6 +195,11 @@ fn steps(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
     Ok(names(dir)?.iter().filter_map(step).collect())
 }
 
+/// The last of them.
+fn last_step(dir: &Path) -> Result<Option<(usize, PathBuf)>> {
+    Ok(steps(dir)?.into_iter().max_by_key(|(step, _)| *step))
+}
+
 /// What lies in a directory, which need not be there.
 fn names(dir: &Path) -> Result<Vec<OsString>> {
     match fs::read_dir(dir) {
@@ -271,7 +276,7 @@ fn is_state(dir: &Path) -> bool {
 pub fn weights_in(dir: &Path) -> Option<PathBuf> {
     let state = match is_state(dir) {
         true => dir.to_owned(),
-        false => steps(dir).ok()?.into_iter().max_by_key(|(step, _)| *step)?.1,
+        false => last_step(dir).ok()??.1,
     };
     let weights = state.join(name(Kept::Weights));
     hf::has_weights(&weights).then_some(weights)

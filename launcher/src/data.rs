@@ -59,11 +59,7 @@ pub fn check_names(flag: &str, paths: &[PathBuf]) -> Result<()> {
 /// # Errors
 /// What to take instead.
 pub fn check_no_stream(flag: &str, paths: &[PathBuf]) -> Result<()> {
-    let handed = |path: &&PathBuf| {
-        path.as_path() == Path::new("/dev/stdin")
-            || ["/dev/fd", "/proc/self/fd"].iter().any(|streams| path.starts_with(streams))
-    };
-    match paths.iter().find(handed) {
+    match paths.iter().find(|path| files::is_descriptor(path)) {
         Some(path) => Err(Failure::usage(format!(
             "{flag} {}: ranks that a script of Slurm's starts have no stream of this shell: name a file, such as the token file \
              that 'caravan tokenize' makes of what comes through a pipe",

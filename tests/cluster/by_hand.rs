@@ -29,6 +29,23 @@ fn started(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: 
     })
 }
 
+/// Two ranks over UCX that have made their first steps of a training without end, with `metrics` and flags after it, and how many
+/// lines are there.
+fn training<'a>(
+    bench: &'a Bench,
+    hosts: &Hosts<'_>,
+    port: u32,
+    metrics: &str,
+    words: [&str; 2],
+) -> ([Child; 2], impl Fn() -> usize + use<'a>) {
+    let run = ENDLESS.replace("m.jsonl", metrics);
+    let args = format!("{run} --quiet --transport ucx --threads 1");
+    let [zero, one] = started(bench, hosts, port, words, &args);
+    let path = bench.path(metrics.split(' ').next().expect("a file"));
+    let made = move || fs::read_to_string(&path).map_or(0, |text| text.lines().count());
+    ([bench.until(zero, "its first steps are done", || made() > 3), one], made)
+}
+
 /// Whether UCX is there, and this no build that does with it what the one without MPI has done.
 fn offers_ucx(bench: &Bench) -> bool {
     !cfg!(feature = "mpi") && bench.offers("ucx")
@@ -134,10 +151,8 @@ fn a_silent_rank_is_told_with_its_host() {
     }
     let Some(hosts) = Hosts::make(&bench) else { return };
     bench.text("text.txt", 20_000);
-    let args = format!("{ENDLESS} --quiet --transport ucx --threads 1 --call-timeout 3");
-    let [zero, one] = started(&bench, &hosts, 4, [""; 2], &args);
-    let made = || fs::read_to_string(bench.path("m.jsonl")).map_or(0, |text| text.lines().count());
-    let zero = bench.until(zero, "its first steps are done", || made() > 3);
+    let flags = "m.jsonl --call-timeout 3";
+    let ([zero, one], _) = training(&bench, &hosts, 4, flags, [""; 2]);
     let silent = bench.ranks_by("CARAVAN_RANK").into_iter().find(|&(rank, _)| rank == 1).expect("it runs").1;
     signal(silent, Signal::STOP);
     let told = ["no answer from rank 1 within 3s".to_owned(), format!("; rank 1 runs on {}", hosts.names[1])];
@@ -158,21 +173,13 @@ fn a_host_that_is_gone_without_a_word_is_noticed() {
     }
     let Some(hosts) = Hosts::make(&bench) else { return };
     bench.text("text.txt", 20_000);
-    let start = |port, metrics: &str, words: [String; 2]| {
-        let run = ENDLESS.replace("m.jsonl", metrics);
-        let args = format!("{run} --quiet --transport ucx --threads 1");
-        let [zero, one] = started(&bench, &hosts, port, [&words[0], &words[1]], &args);
-        let path = bench.path(metrics);
-        let made = move || fs::read_to_string(&path).map_or(0, |text| text.lines().count());
-        ([bench.until(zero, "its first steps are done", || made() > 3), one], made)
-    };
     // Nor do processes of another host end before this one's eyes.
     let far = [0, 1].map(|host| {
         let device = hosts.device(host);
         format!("UCX_TLS=tcp,self UCX_NET_DEVICES={device} unshare --pid --fork --mount-proc")
     });
-    let (lost, _) = start(5, "lost.jsonl", far);
-    let ([zero, one], made) = start(6, "near.jsonl", [0, 1].map(|_| "UCX_TLS=posix,self".to_owned()));
+    let (lost, _) = training(&bench, &hosts, 5, "lost.jsonl", far.each_ref().map(String::as_str));
+    let ([zero, one], made) = training(&bench, &hosts, 6, "near.jsonl", ["UCX_TLS=posix,self"; 2]);
     let down = hosts.run(&format!("ip -n {} link set {} down", hosts.names[1], hosts.device(1)));
     assert_eq!(down.code, Some(0), "{}", down.stderr);
     for (rank, end) in lost.into_iter().enumerate() {

@@ -40,11 +40,11 @@ impl Meeting {
         self.0.whole()
     }
 
-    /// Has hosts asked whether they are there, for [`unanswered`](Self::unanswered).
+    /// Has hosts asked whether they are there, for [`unanswered`](Self::unanswered); whether there may be others than this one.
     ///
     /// # Errors
     /// The system's.
-    pub fn ask_hosts(&self) -> Result<()> {
+    pub fn ask_hosts(&self) -> Result<bool> {
         self.0.ask_hosts()
     }
 

@@ -228,21 +228,21 @@ impl Star {
     }
 
     /// From here on, when members have told each other all that they had to, the kernel asks whether the hosts of those are
-    /// there to which this one is connected.
+    /// there to which this one is connected; whether there may be others than this one.
     ///
     /// # Errors
     /// The system's.
-    pub fn ask_hosts(&self) -> Result<()> {
+    pub fn ask_hosts(&self) -> Result<bool> {
         let ask = |link: &Stream| {
-            let Stream::Tcp(link) = link else { return Ok(()) };
+            let Stream::Tcp(link) = link else { return Ok(false) };
             sockopt::set_tcp_keepidle(link, ASKED_AFTER)?;
             sockopt::set_tcp_keepintvl(link, ASKED_AFTER)?;
             // What was sent last may not have come.
             sockopt::set_tcp_user_timeout(link, GONE_AFTER.as_millis() as u32)?;
-            sockopt::set_socket_keepalive(link, true)
+            sockopt::set_socket_keepalive(link, true).map(|()| true)
         };
-        let asked = self.links.iter().try_for_each(ask);
-        asked.map_err(|e| Error::system("having the kernel ask whether hosts are there", e))
+        let asked = self.links.iter().try_fold(false, |any, link| Ok(ask(link)? || any));
+        asked.map_err(|e: Errno| Error::system("having the kernel ask whether hosts are there", e))
     }
 
     /// Members, by their world ranks, to which this one's connection has ended because nothing is heard of their host, and what

@@ -1,6 +1,6 @@
 //! A checkpoint that was found, and how a training goes on from it.
 
-use super::{KEPT_STATES, TRAINING, is_state, name, number, steps};
+use super::{KEPT_STATES, TRAINING, is_state, last_step, name, number};
 use crate::failure::{Failure, Result};
 use crate::human::several;
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
@@ -67,8 +67,7 @@ impl State {
     /// # Errors
     /// One that cannot be read, or is not whole.
     pub fn last(dir: &Path) -> Result<Option<State>> {
-        let last = steps(dir)?.into_iter().max_by_key(|(step, _)| *step);
-        last.map(|(step, dir)| State::read(step, dir)).transpose()
+        last_step(dir)?.map(|(step, dir)| State::read(step, dir)).transpose()
     }
 
     /// Step and place of the last one in `dir`, or of the one that this is, whether it is whole or not.
@@ -82,7 +81,7 @@ impl State {
         let step = own.as_ref().and_then(|dir| number(dir.file_name()?.to_str()?));
         let found = match step {
             Some(step) => Some((step, dir.to_owned())),
-            None if dir.is_dir() => steps(dir)?.into_iter().max_by_key(|(step, _)| *step),
+            None if dir.is_dir() => last_step(dir)?,
             None => None,
         };
         found.ok_or_else(|| {

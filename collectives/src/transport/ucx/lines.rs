@@ -19,13 +19,13 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Those of ranks that have met there and have no more to say there, as long as this lives.
+    /// Those of ranks that have met there and have no more to say there, as long as this lives; none inside one host.
     ///
     /// # Errors
     /// The system's.
     pub(super) fn of(meeting: Meeting) -> Result<Self> {
-        meeting.ask_hosts()?;
-        Ok(Lines { meeting: Some(meeting), ..Lines::default() })
+        let apart = meeting.ask_hosts()?;
+        Ok(Lines { meeting: apart.then_some(meeting), ..Lines::default() })
     }
 
     /// Looks which hosts answer; once in a while only.
