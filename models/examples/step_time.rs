@@ -1,7 +1,8 @@
 //! Where the time of a forward and backward goes: `step_time [MODEL] [f32|bf16] [ROWS] [LENGTH] [THREADS] [full]`.
 //!
-//! Prints the median step, then each kernel's time, calls and, for matrix products and attention, GFLOP/s
-//! (2mnk for each product; attention without what the causal mask takes off).
+//! Prints the median step, then each kernel's time, calls and, for matrix products and attention, GFLOP/s over all calls and
+//! in the fastest, which others on the machine held up least (2mnk for each product; attention without what the causal mask
+//! takes off).
 
 use collectives::{Buffer, Element, Float, View, ViewMut, bf16};
 use models::{
@@ -12,8 +13,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Seconds, calls and operations by kernel.
-type Table = Arc<Mutex<BTreeMap<String, (f64, usize, f64)>>>;
+/// What is known of a kernel.
+#[derive(Default)]
+struct Row {
+    seconds: f64,
+    calls: usize,
+    flops: f64,
+    /// Operations a second in the fastest call.
+    best: f64,
+}
+
+/// Rows by kernel.
+type Table = Arc<Mutex<BTreeMap<String, Row>>>;
 
 /// Kernels that note how long each took.
 struct Timed<O> {
@@ -28,7 +39,10 @@ impl<O> Timed<O> {
         let seconds = start.elapsed().as_secs_f64();
         let mut table = self.table.lock().expect("one thread");
         let entry = table.entry(name.into()).or_default();
-        *entry = (entry.0 + seconds, entry.1 + 1, entry.2 + flops);
+        entry.seconds += seconds;
+        entry.calls += 1;
+        entry.flops += flops;
+        entry.best = entry.best.max(flops / seconds);
         result
     }
 }
@@ -203,7 +217,7 @@ fn measure<T: Float>(config: &LlamaConfig, rows: usize, length: usize, threads: 
     times.sort_by(f64::total_cmp);
     let table = table.lock().expect("one thread");
     let products = || table.iter().filter(|(name, _)| name.starts_with("product"));
-    let (seconds, flops) = products().fold((0.0, 0.0), |(s, f), (_, row)| (s + row.0, f + row.2));
+    let (seconds, flops) = products().fold((0.0, 0.0), |(s, f), (_, row)| (s + row.seconds, f + row.flops));
     println!(
         "{} rows {rows} length {length} threads {threads} {recompute:?}: median {:.2} ms, least {:.2} ms, \
          {:.0} tokens/s; products {:.2} ms at {:.1} GFLOP/s; loss {:.4}; activations {:.1} MB, workspace {:.1} MB",
@@ -217,9 +231,11 @@ fn measure<T: Float>(config: &LlamaConfig, rows: usize, length: usize, threads: 
         accounts.activations.bytes() as f64 / 1e6,
         accounts.workspace.bytes() as f64 / 1e6,
     );
-    for (name, (seconds, calls, flops)) in &*table {
-        let rate =
-            if *flops > 0.0 { format!("{:8.1} GFLOP/s", flops / seconds / 1e9) } else { String::new() };
+    for (name, Row { seconds, calls, flops, best }) in &*table {
+        let rate = match *flops > 0.0 {
+            true => format!("{:8.1} GFLOP/s, {:8.1} at best", flops / seconds / 1e9, best / 1e9),
+            false => String::new(),
+        };
         println!("  {name:44} {:9.3} ms {:5} calls {rate}", seconds * 1e3 / steps as f64, calls / steps);
     }
 }

@@ -49,19 +49,59 @@ fn widened(half: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
 }
 
-/// The parts of 32 numbers, in their order: each the bf16 nearest to what those before it leave. What is no number or is rounded
-/// to infinity leaves what is no number.
+/// Sixteen numbers, each rounded to what a bf16 can hold. Some that are none become zero, which their rest then is not.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn parts<const PARTS: usize>(mut low: __m512, mut high: __m512) -> [__m512i; PARTS] {
+#[target_feature(enable = "avx512f")]
+fn rounded(x: __m512) -> __m512 {
+    let up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+    _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(!0xffff)))
+}
+
+/// Words 0 and 16, 1 and 17, and so on.
+const IN_TURN: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        order[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    order
+};
+
+/// The upper half of each lane of two registers, one after the other, or in turn.
+const UPPER: [[u16; 32]; 2] = {
+    let mut order = [[0; 32]; 2];
+    let mut i = 0;
+    while i < 32 {
+        order[0][i] = 2 * i as u16 + 1;
+        order[1][i] = 2 * IN_TURN[i] + 1;
+        i += 1;
+    }
+    order
+};
+
+/// The parts of 32 numbers, those of `high` after those of `low`, or in turn with them: each the bf16 nearest to what those before
+/// it leave, so that three are all of an f32. What is no number or is rounded to infinity leaves what is no number.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn parts<const PARTS: usize, const TURNS: bool>(mut low: __m512, mut high: __m512) -> [__m512i; PARTS] {
+    // SAFETY: 64 bytes each.
+    let (upper, in_turn) = unsafe {
+        let order = |words: &[u16; 32]| _mm512_loadu_si512(words.as_ptr().cast());
+        (order(&UPPER[TURNS as usize]), order(&IN_TURN))
+    };
     let mut parts = [_mm512_setzero_si512(); PARTS];
     for (p, part) in parts.iter_mut().enumerate() {
-        // SAFETY: both types are 64 bytes.
-        *part = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) };
-        if p + 1 < PARTS {
-            low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(*part)));
-            high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(*part)));
-        }
+        let (a, b) = if p + 1 < PARTS { (rounded(low), rounded(high)) } else { (low, high) };
+        *part = if PARTS < 3 && p + 1 == PARTS {
+            // SAFETY: both types are 64 bytes.
+            let words = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
+            if TURNS { _mm512_permutexvar_epi16(in_turn, words) } else { words }
+        } else {
+            // The lower halves are zeros, also of what two parts leave.
+            _mm512_permutex2var_epi16(_mm512_castps_si512(a), upper, _mm512_castps_si512(b))
+        };
+        (low, high) = (_mm512_sub_ps(low, a), _mm512_sub_ps(high, b));
     }
     parts
 }
@@ -83,7 +123,7 @@ unsafe fn along<const PARTS: usize, const WHOLE: bool, E: Float>(
             return [_mm512_maskz_loadu_epi16(there, source.cast()); PARTS];
         }
         let low = load::<E, WHOLE>(source, count);
-        parts(low, load::<E, WHOLE>(source.wrapping_add(16), count.saturating_sub(16)))
+        parts::<PARTS, false>(low, load::<E, WHOLE>(source.wrapping_add(16), count.saturating_sub(16)))
     }
 }
 
@@ -100,32 +140,21 @@ unsafe fn across<const PARTS: usize, const WHOLE: bool, E: Float>(
     next: *const E,
     high: usize,
 ) -> [__m512i; PARTS] {
-    const PAIRS: [u16; 32] = {
-        let mut pairs = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            pairs[i] = (i / 2 + i % 2 * 16) as u16;
-            i += 1;
-        }
-        pairs
-    };
     // SAFETY: the caller's promise; nothing is read past `low` and `high`.
     unsafe {
-        let mut words = if PARTS == 1 && E::DTYPE == DType::Bf16 {
+        if PARTS == 1 && E::DTYPE == DType::Bf16 {
             let (low, high) = if WHOLE { (0xffff, 0xffff) } else { (first(low), first(high)) };
             let low = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(low, source.cast()));
             let high = _mm256_maskz_loadu_epi16(high, next.cast());
-            [_mm512_inserti64x4::<1>(low, high); PARTS]
-        } else {
-            parts(load::<E, WHOLE>(source, low), load::<E, WHOLE>(next, high))
-        };
-        let pairs = _mm512_loadu_si512(PAIRS.as_ptr().cast());
-        for words in &mut words {
-            *words = _mm512_permutexvar_epi16(pairs, *words);
+            let order = _mm512_loadu_si512(IN_TURN.as_ptr().cast());
+            return [_mm512_permutexvar_epi16(order, _mm512_inserti64x4::<1>(low, high)); PARTS];
         }
-        words
+        parts::<PARTS, true>(load::<E, WHOLE>(source, low), load::<E, WHOLE>(next, high))
     }
 }
+
+/// Tiles that are asked for before they are read.
+const AHEAD: usize = 3;
 
 /// A matrix of `k` rows and `n` columns, of which those that are contiguous, rows or columns (`ALONG`), are `step` elements
 /// apart.
@@ -168,6 +197,19 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
         }
     }
 
+    /// Asks for what [`Source::tiles`] will read there, past the end for nothing.
+    #[inline(always)]
+    fn fetch(&self, (s0, c0): (usize, usize)) {
+        let (rows, row, column) = if ALONG { (16, c0, 2 * s0) } else { (2 * LANES, 2 * s0, c0) };
+        for i in 0..rows {
+            let row = self.start.wrapping_add((row + i) * self.step + column);
+            fetch(row);
+            if ALONG && size_of::<E>() == 4 {
+                fetch(row.wrapping_add(16));
+            }
+        }
+    }
+
     /// Writes the tiles with a row for what is contiguous; all of it is there if `WHOLE`.
     ///
     /// # Safety
@@ -182,10 +224,6 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
             for i in 0..16 {
                 let parts = if ALONG {
                     let row = start.wrapping_add((c0 + i) * step + k0);
-                    // Past the end nothing is fetched.
-                    for line in 0..32 * size_of::<E>() / 64 {
-                        fetch(row.wrapping_add(64).cast::<u8>().wrapping_add(line * 64));
-                    }
                     match WHOLE || i < columns {
                         true => along::<PARTS, WHOLE, E>(row, k - k0),
                         false => [_mm512_setzero_si512(); PARTS],
@@ -193,9 +231,6 @@ impl<E: Float, const ALONG: bool> Source<E, ALONG> {
                 } else {
                     let row = start.wrapping_add((k0 + 2 * i) * step + c0);
                     let next = row.wrapping_add(step);
-                    // The walk is too wide for the processor to see; past the end nothing is fetched.
-                    fetch(row.wrapping_add(2 * LANES * step));
-                    fetch(next.wrapping_add(2 * LANES * step));
                     match k.saturating_sub(k0 + 2 * i) {
                         _ if WHOLE => across::<PARTS, true, E>(row, 16, next, 16),
                         0 => [_mm512_setzero_si512(); PARTS],
@@ -267,12 +302,12 @@ unsafe fn panels<const PARTS: usize, E: Float>(
     };
     // Memory is walked along its rows.
     let (steps, columns) = (depth / LANES, n.div_ceil(16));
+    let place = |i: usize| match matrix.column {
+        1 => (i / columns * LANES, i % columns * 16),
+        _ => (i % steps * LANES, i / steps * 16),
+    };
     for i in 0..steps * columns {
-        let (s0, c0) = if matrix.column == 1 {
-            (i / columns * LANES, i % columns * 16)
-        } else {
-            (i % steps * LANES, i / steps * 16)
-        };
+        let (s0, c0) = place(i);
         let at = (c0 / SIDE * depth + s0) * PARTS * SIDE + c0 % SIDE * LANES;
         // SAFETY: the matrix can be read so far, as asserted, and at the place there is room for the tiles of a step.
         unsafe {
@@ -280,10 +315,12 @@ unsafe fn panels<const PARTS: usize, E: Float>(
             if matrix.column == 1 {
                 assert!(reaches(k, matrix.row, n), "the rows of an operand");
                 let source = Source::<E, false> { start, step: matrix.row, k, n };
+                source.fetch(place(i + AHEAD));
                 source.tiles::<PARTS>((s0, c0), left, out);
             } else {
                 assert!(reaches(n, matrix.column, k), "the columns of an operand");
                 let source = Source::<E, true> { start, step: matrix.column, k, n };
+                source.fetch(place(i + AHEAD));
                 source.tiles::<PARTS>((s0, c0), left, out);
             }
         }
