@@ -161,6 +161,66 @@ fn f32_products_of_parts_where_the_processor_has_them() {
     check_own::<f32, f32, f32, f32>(Isa::AmxOfTwo, 1.6e-5);
 }
 
+/// A number times one is that number, whichever f32 whose parts these units do not take for zero, from either side; and what
+/// is no number, whatever its bits, leaves none of what it meets a number.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn three_parts_are_all_of_an_f32() {
+    if !Isa::AmxOfThree.available() {
+        return harness::skip("this processor has no AMX");
+    }
+    const SIDE: usize = 48;
+    let mut ones = vec![0f32; SIDE * SIDE];
+    ones.iter_mut().step_by(SIDE + 1).for_each(|x| *x = 1.0);
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 32) as u32
+    };
+    let mut numbers = vec![0f32; SIDE * SIDE];
+    for x in numbers.iter_mut() {
+        // Exponents from 2^-102 to 2^127, of which the largest part is no infinity.
+        let bits = random();
+        let exponent = 25 + (bits >> 23 & 0xff) % 229;
+        *x = f32::from_bits((bits & !(0xff << 23)) | exponent << 23);
+    }
+    // Those of which each part is rounded away from zero, or is a half.
+    let edges = [0x3f80_8000, 0x3f80_7fff, 0x3fff_ffff, 0xbf80_8080, 0x3f7f_8000, 0x7f7f_7fff, 0x0d00_0001];
+    numbers.iter_mut().zip(edges).for_each(|(x, bits)| *x = f32::from_bits(bits));
+    let product = |isa: Isa, left: Matrix<'_, f32>, right: Matrix<'_, f32>| {
+        let mut out = vec![0f32; SIDE * SIDE];
+        Ops::<f32>::product(&mut own(isa, 1), out.as_mut_slice().into(), Plus::Nothing, left, right);
+        out
+    };
+    fn square(of: &[f32], turned: bool) -> Matrix<'_, f32> {
+        let whole = Matrix::new(of, SIDE, SIDE);
+        if turned { whole.t() } else { whole }
+    }
+    for turned in [false, true] {
+        let right = product(Isa::AmxOfThree, square(&numbers, turned), square(&ones, false));
+        let left = product(Isa::AmxOfThree, square(&ones, false), square(&numbers, turned));
+        for (i, j) in (0..SIDE).flat_map(|i| (0..SIDE).map(move |j| (i, j))) {
+            let number = numbers[if turned { j * SIDE + i } else { i * SIDE + j }].to_bits();
+            assert_eq!(right[i * SIDE + j].to_bits(), number, "{number:#x} times one, turned: {turned}");
+            assert_eq!(left[i * SIDE + j].to_bits(), number, "one times {number:#x}, turned: {turned}");
+        }
+        for isa in [Isa::AmxOfTwo, Isa::AmxOfThree] {
+            for none in [0x7fff_ffff, 0xffff_ffff, 0x7f80_0001, 0x7fc0_0000, 0xffff_8000u32] {
+                let mut numbers = numbers.clone();
+                let (row, column) = (random() as usize % SIDE, random() as usize % SIDE);
+                numbers[row * SIDE + column] = f32::from_bits(none);
+                let (row, column) = if turned { (column, row) } else { (row, column) };
+                let right = product(isa, square(&numbers, turned), square(&ones, false));
+                let left = product(isa, square(&ones, false), square(&numbers, turned));
+                for i in 0..SIDE {
+                    assert!(right[row * SIDE + i].is_nan(), "{none:#x} by ones, {isa:?}, turned: {turned}");
+                    assert!(left[i * SIDE + column].is_nan(), "ones by {none:#x}, {isa:?}, turned: {turned}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn an_empty_inner_dimension_gives_zeros() {
     let (out, _) = product_of::<f32, f32, f32, f32>(&mut cpu(1), (3, 4, 0), 0, 0);
