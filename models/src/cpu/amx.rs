@@ -110,7 +110,7 @@ impl Drop for Tiles {
 
 /// What follows each instruction on tiles. While another thread keeps the same core busy, those that come close behind each other
 /// wait for each other: with so many others between them products of three parts take 0.6 of the time, of one part 0.65, and as
-/// long as before where the core is this thread's alone (measured on Emerald Rapids; fewer do less, more no more).
+/// long as without where the core is this thread's alone (measured on Emerald Rapids; fewer do less, more no more).
 macro_rules! gap {
     () => {
         "
@@ -138,51 +138,68 @@ macro_rules! row {
     };
 }
 
-/// Four products of tiles, sums in 0 to 3: of the left ones in 4 and 5, and the right ones in 6 and 7.
-macro_rules! multiply {
-    ($between:ident) => {
+/// A tile of the part that is so many bytes after the first: 4 and 5 are of the left operand, 6 and 7 of the right one.
+macro_rules! load {
+    (4, $part:literal) => {
+        concat!("tileloadd tmm4, [{a} + {row} + ", $part, "]", gap!())
+    };
+    (5, $part:literal) => {
+        concat!("tileloadd tmm5, [{a} + {row} + 1024 + ", $part, "]", gap!())
+    };
+    (6, $part:literal) => {
+        concat!("tileloadd tmm6, [{b} + {row} + ", $part, "]", gap!())
+    };
+    (7, $part:literal) => {
+        concat!("tileloadd tmm7, [{b} + {row} + 1024 + ", $part, "]", gap!())
+    };
+}
+
+/// A product of tiles is added to one of the sums, 0 to 3.
+macro_rules! add {
+    ($sum:literal, $left:literal, $right:literal, $between:ident) => {
+        concat!("tdpbf16ps tmm", $sum, ", tmm", $left, ", tmm", $right, $between!())
+    };
+}
+
+/// The four products of what is loaded, then the left operand's next part: each tile once it is done with.
+macro_rules! then_left {
+    ($part:literal) => {
         concat!(
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            $between!(),
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            $between!(),
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            $between!(),
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            $between!()
+            add!(0, 4, 6, gap),
+            add!(1, 4, 7, gap),
+            load!(4, $part),
+            add!(2, 5, 6, gap),
+            add!(3, 5, 7, gap),
+            load!(5, $part)
         )
     };
 }
 
-/// Two tiles of the left operand, of the part that is so many bytes after the first.
-macro_rules! left {
+/// The same, and the right one's.
+macro_rules! then_right {
     ($part:literal) => {
         concat!(
-            "tileloadd tmm4, [{a} + {row} + ",
-            $part,
-            "]",
-            gap!(),
-            "tileloadd tmm5, [{a} + {row} + 1024 + ",
-            $part,
-            "]",
-            gap!()
+            add!(0, 4, 6, gap),
+            add!(2, 5, 6, gap),
+            load!(6, $part),
+            add!(1, 4, 7, gap),
+            add!(3, 5, 7, gap),
+            load!(7, $part)
         )
     };
 }
 
-/// The same of the right one.
-macro_rules! right {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm6, [{b} + {row} + ",
-            $part,
-            "]",
-            gap!(),
-            "tileloadd tmm7, [{b} + {row} + 1024 + ",
-            $part,
-            "]",
-            gap!()
-        )
+/// The first parts of both that a step takes.
+macro_rules! first {
+    ($left:literal, $right:literal) => {
+        concat!(load!(4, $left), load!(6, $right), load!(7, $right), load!(5, $left))
+    };
+}
+
+/// The four last products of a step.
+macro_rules! last {
+    () => {
+        concat!(add!(0, 4, 6, row), add!(1, 4, 7, row), add!(2, 5, 6, row), add!(3, 5, 7, row))
     };
 }
 
@@ -248,36 +265,22 @@ unsafe fn tile<const PARTS: usize>(rows: usize, k: usize, a: *const u32, b: *con
                 steps!(concat!($($body),+), a, b, PARTS * 2048, steps, out, stride, rows_to_ask)
             };
         }
+        // Parts of the left operand by those of the right, so that from one product to the next one of them stays.
         if PARTS == 1 {
-            sum!(left!("0"), right!("0"), multiply!(row));
+            sum!(first!("0", "0"), last!());
         } else if PARTS == 2 {
-            // Parts of the left operand by those of the right: 1 by 2, 1; 2 by 1.
-            sum!(
-                left!("0"),
-                right!("2048"),
-                multiply!(row),
-                right!("0"),
-                multiply!(gap),
-                left!("2048"),
-                multiply!(gap)
-            );
+            // 1 by 2, 1 by 1, 2 by 1.
+            sum!(first!("0", "2048"), then_right!("0"), then_left!("2048"), last!());
         } else {
-            // The same: 1 by 1, 2, 3; 2 by 2, 1; 3 by 1.
+            // 1 by 3, 1 by 2, 2 by 2, 2 by 1, 1 by 1, 3 by 1.
             sum!(
-                left!("0"),
-                right!("0"),
-                multiply!(row),
-                right!("2048"),
-                multiply!(gap),
-                right!("4096"),
-                multiply!(gap),
-                left!("2048"),
-                right!("2048"),
-                multiply!(gap),
-                right!("0"),
-                multiply!(gap),
-                left!("4096"),
-                multiply!(gap)
+                first!("0", "4096"),
+                then_right!("2048"),
+                then_left!("2048"),
+                then_right!("0"),
+                then_left!("0"),
+                then_left!("4096"),
+                last!()
             );
         }
         if whole {
