@@ -112,12 +112,19 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Files in /dev/shm and abstract sockets that could be ours.
-fn left_behind(job: &str) -> Vec<String> {
+/// Files in /dev/shm and abstract sockets that could be of the job that process `id` supervised.
+fn left_behind(id: u32) -> Vec<String> {
     let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    let files = files.map(|f| f.file_name().to_string_lossy().into_owned()).filter(|f| f.contains("caravan"));
+    let files = files.map(|f| f.file_name().to_string_lossy().into_owned());
+    // What other jobs over UCX have there has their supervisors' numbers.
+    let own = format!("caravan-ucx-{id}-");
+    let ours = |name: &String| {
+        name.contains("caravan") && (name.starts_with(&own) || !name.starts_with("caravan-ucx-"))
+    };
+    let files = files.filter(ours);
+    let job = format!("spawn-{id}-");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    files.chain(sockets.lines().filter(|l| l.contains(job)).map(str::to_owned)).collect()
+    files.chain(sockets.lines().filter(|l| l.contains(&job)).map(str::to_owned)).collect()
 }
 
 fn ended_by(signal: Signal) -> Option<i32> {
@@ -127,6 +134,6 @@ fn ended_by(signal: Signal) -> Option<i32> {
     kill_process(parent, signal).expect("sent");
     let status = child.wait().expect("ended");
     await_end(&pids);
-    assert_eq!(left_behind(&format!("spawn-{}-", child.id())), Vec::<String>::new());
+    assert_eq!(left_behind(child.id()), Vec::<String>::new());
     status.code()
 }

@@ -375,6 +375,7 @@ fn a_reader_that_pauses_stops_no_rank() {
         "tune -b 1K -e 1K -n 1 -w 0 -o t.txt",
     ]
     .map(start);
+    let all = all.map(|child| bench.until(child, "all ranks are there", || bench.ranks().len() == 6));
     // Longer than a call may take.
     std::thread::sleep(Duration::from_secs(4));
     for child in all {

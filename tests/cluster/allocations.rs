@@ -167,7 +167,7 @@ fn srun_and_sbatch() {
     bench.text("text.txt", 6000);
     bench.run(&traced("own-2", "--ranks 2")).success();
     bench.run(&traced("own-4", "--ranks 4")).success();
-    let plugins = slurm.run("srun --mpi=list");
+    let plugins = slurm.run("srun --mpi=list").success();
     let plugins = plugins.stdout + &plugins.stderr;
     let ucx = crate::bench().offers("ucx");
 

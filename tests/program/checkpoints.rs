@@ -377,7 +377,7 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     let train = format!("{CARAVAN} {TRAIN} --dtype f32 --ranks 2 --checkpoint disk/c --checkpoint-every 2");
     // Once there is one, something else takes the room for the next.
     let run = format!(
-        "(until [ -d disk/c/step-2 ]; do sleep 0.01; done; dd if=/dev/zero of=disk/other bs=1k count=1600 2>&-) & \
+        "(until ls -d disk/c/step-*; do sleep 0.01; done >/dev/null 2>&1; dd if=/dev/zero of=disk/other bs=1k count=1600 2>&-) & \
          {train} --steps 400 --save out; code=$?; wait; ls -A disk/c; test -e out/config.json; echo model $?; exit $code"
     );
     let Some(outcome) = with_disk(&bench, "3200k", &run) else { return };

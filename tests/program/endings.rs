@@ -333,6 +333,13 @@ fn nothing_of_ucx_is_left_in_shared_memory() {
         bench.finish(run);
         assert_eq!(places(id), NONE, "ended after {wait} ms");
     }
+    // As soon as there is something to leave.
+    let run = bench.command(&format!("{ENDLESS} --transport ucx")).spawn().unwrap();
+    let id = run.id();
+    let run = bench.until(run, "there is a place for files of UCX", || !places(id).is_empty());
+    signal(id, Signal::INT);
+    bench.finish(run);
+    assert_eq!(places(id), NONE);
     bench.nothing_half_written();
 }
 

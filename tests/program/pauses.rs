@@ -14,6 +14,7 @@ fn read_late(bench: &Bench, flags: &str) -> String {
     command.args(["-c", &format!("{run} --ranks 2 --call-timeout 2")]);
     bench.prepare(&mut command);
     let child = command.spawn().unwrap();
+    let child = bench.until(child, "its ranks are there", || bench.ranks().len() == 2);
     std::thread::sleep(Duration::from_secs(4));
     let said = bench.finish(child).success().stdout;
     bench.nothing_left();

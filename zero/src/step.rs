@@ -88,7 +88,8 @@ impl<T: Float> Trainer<T> {
     ///
     /// # Errors
     /// A placement on a device or no micro-batches in `config`, memory that is refused, a failure of `source`, or of
-    /// another rank.
+    /// another rank. The group is given up then, so that nobody waits in it for this rank: who wants to try again makes
+    /// another beforehand.
     ///
     /// # Panics
     /// The model has no units.
@@ -99,8 +100,10 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        let plan = plan_for(&*model, config, false, &comm)?;
-        Trainer::with(Box::new(Host), plan, model, comm, ledger, source)
+        Trainer::or_give_up(comm, |comm| {
+            let plan = plan_for(&*model, config, false, &comm)?;
+            Trainer::with(Box::new(Host), plan, model, comm, ledger, source)
+        })
     }
 
     /// The same on the device of `queue`, which is the model's: `comm` has a carrier for its memory. The optimizer's
@@ -120,15 +123,23 @@ impl<T: Float> Trainer<T> {
         ledger: Ledger,
         source: &mut Source<'_>,
     ) -> Result<Self> {
-        let plan = plan_for(&*model, config, true, &comm)?;
-        let needs = Needs::of(&plan);
-        queue.clone().lend(queue.clone().memory(PRODUCT_WORKSPACE)?.booked(&ledger.workspace));
-        let device = Device::new::<T>(queue.clone(), &needs, &ledger.host)?;
-        let kernels: Box<dyn Kernels<T>> = match plan.config.placement {
-            Placement::Offloaded => Box::new(Offloaded::new(device, &needs, threads, &ledger.host)?),
-            _ => Box::new(device),
-        };
-        Trainer::with(kernels, plan, model, comm, ledger, source)
+        Trainer::or_give_up(comm, |comm| {
+            let plan = plan_for(&*model, config, true, &comm)?;
+            let needs = Needs::of(&plan);
+            queue.clone().lend(queue.clone().memory(PRODUCT_WORKSPACE)?.booked(&ledger.workspace));
+            let device = Device::new::<T>(queue.clone(), &needs, &ledger.host)?;
+            let kernels: Box<dyn Kernels<T>> = match plan.config.placement {
+                Placement::Offloaded => Box::new(Offloaded::new(device, &needs, threads, &ledger.host)?),
+                _ => Box::new(device),
+            };
+            Trainer::with(kernels, plan, model, comm, ledger, source)
+        })
+    }
+
+    /// What `make` makes; the group is given up where it fails.
+    fn or_give_up(comm: Communicator, make: impl FnOnce(Communicator) -> Result<Self>) -> Result<Self> {
+        let group = comm.clone();
+        make(comm).inspect_err(|error| group.abort(&format!("its trainer could not be made: {error}")))
     }
 
     fn with(

@@ -133,6 +133,7 @@ fn a_rank_of_another_node_that_fails_is_named() {
     for report in reports {
         let text = report.sentence().expect("a failure");
         assert!(text.contains("rank 3"), "{text}");
+        assert!(report.endings[..3].iter().all(|ending| *ending == Ending::Exited(0)), "{text}");
     }
 }
 

@@ -17,7 +17,9 @@ macro_rules! this_test {
         fn here() {}
         // "program::module::test::here"
         let name = std::any::type_name_of_val(&here);
-        name.split_once("::").and_then(|(_, name)| name.strip_suffix("::here")).expect("a path of a test")
+        let test = name.split_once("::").and_then(|(_, name)| name.strip_suffix("::here"));
+        // Of a closure's name there is no test, and no rank would run.
+        test.filter(|test| !test.contains('{')).expect("a path of a test")
     }};
 }
 pub(crate) use this_test;

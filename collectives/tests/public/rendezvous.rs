@@ -200,12 +200,13 @@ fn ranks_meet_over_tcp_too() {
     let address = format!("127.0.0.1:{}", harness::ports::free_port());
     // What does not speak the protocol, or nothing at all, does no harm.
     let more = [("CARAVAN_RENDEZVOUS", address.as_str()), ("CARAVAN_TOKEN", "secret")];
-    let zero = start(test, 0, 3, &more);
+    let mut zero = start(test, 0, 3, &more);
     let silent = loop {
         match std::net::TcpStream::connect(&address) {
             Ok(stream) => break stream,
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
+        assert_eq!(zero.try_wait().expect("our own"), None, "rank 0 listens");
     };
     let mut rude = std::net::TcpStream::connect(&address).expect("connected");
     rude.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");

@@ -100,7 +100,10 @@ struct Variable {
 }
 
 const VARIABLES: [Variable; 4] = [
-    Variable { name: "NCCL_TESTS_MIN_BW", remedy: "take --min-busbw" },
+    Variable {
+        name: "NCCL_TESTS_MIN_BW",
+        remedy: "take --min-busbw with 0.9 of it, below which nccl-tests fails",
+    },
     Variable { name: "NCCL_TESTS_DEVICE", remedy: "take CUDA_VISIBLE_DEVICES" },
     Variable { name: "NCCL_TESTS_SPLIT", remedy: "unset it, for all ranks are one group here" },
     Variable { name: "NCCL_TESTS_SPLIT_MASK", remedy: "unset it, for all ranks are one group here" },

@@ -32,7 +32,7 @@ impl Messages {
     }
 
     /// Whether `rank` takes as long as the messages do: it has some, and sees the end of them. Who answers is done once the
-    /// last is on its way.
+    /// last is on its way. One who only sends counts too, though the last may not have arrived where a transport holds it.
     pub fn is_timed(self, rank: usize, ranks: usize) -> bool {
         match self {
             Messages::Ring => true,

@@ -286,7 +286,7 @@ fn rank(
     let out = Printed::new(comm, args.ranks.quiet)?;
     out.text(&header(plan, &cases, party, &who))?;
     let mut files = Outputs::new(args, plan.min_busbw);
-    measure::run(plan, &cases, party, &mut |row| {
+    let measured = measure::run(plan, &cases, party, &mut |row| {
         let seen = out.text(&row.as_ref().map_or(String::new(), |row| line(plan, row)))?;
         if let Some(row) = row {
             // A long run has more rows than memory, which files alone need once they are printed.
@@ -294,7 +294,11 @@ fn rank(
             files.keep(&run);
         }
         Ok(seen)
-    })?;
+    });
+    if measured.is_err() && comm.rank() == 0 {
+        files.cut_short(&run);
+    }
+    measured?;
     run.complete = true;
     out.text(&footer(plan, &run))?;
     if comm.rank() != 0 {

@@ -54,6 +54,14 @@ impl<'a> Outputs<'a> {
         }
     }
 
+    /// The same at once, of a run that fails: rows that came after the last time are in them.
+    pub fn cut_short(&self, run: &Run) {
+        for (flag, path, _) in self.asked.iter().filter(|(_, path, _)| is_replaced(path)) {
+            // Why the run fails is what is said.
+            drop(write(flag, path, run, self.least));
+        }
+    }
+
     /// Writes everything.
     ///
     /// # Errors

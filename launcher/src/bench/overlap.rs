@@ -170,7 +170,11 @@ fn rank(args: &OverlapArgs, repeats: &Repeats, dtype: DType, comm: Communicator)
             // What nobody reads any more and nothing keeps is not measured.
             Ok(args.json.is_some() || seen)
         };
-        if !with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show))? {
+        let measured = with_type!(dtype, T => typed::<T>(operation, args, repeats, &party, &mut show));
+        if measured.is_err() && lead {
+            record.keep();
+        }
+        if !measured? {
             break;
         }
     }

@@ -4,13 +4,13 @@
 //! product the six of nine products of such parts that an f32 can tell: what is left out is below 2^-26 of it. That is as
 //! close to the exact result as a chain of f32 multiply-adds, and faster; its bits are others. Where less will do an operand is
 //! the sum of two, which hold 16 bits, and a product three of four: half as many. Numbers below 2^-126, also as a
-//! part, are zero to these units, and those that bf16 rounds to infinity (from 3.39e38 on) no numbers.
+//! part, are zero to these units (or are rounded to it), and those that bf16 rounds to infinity (from 3.39e38 on) no numbers.
 
 mod pack;
 
 use super::kernel::{Ends, Kernel};
+use super::operands::Left;
 use super::pack::Mat;
-use super::product::Left;
 use collectives::Float;
 use std::arch::{asm, x86_64::*};
 use std::mem::MaybeUninit;

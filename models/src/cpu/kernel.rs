@@ -8,8 +8,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::amx::{Amx, Tiles};
+use super::operands::Left;
 use super::pack::{self, LEFT_STRIDE, Mat};
-use super::product::{self, Left};
+use super::product;
 use collectives::device::MatmulPrecision;
 use collectives::{DType, Float, bf16, simd};
 
@@ -23,7 +24,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     const STEP: usize;
     /// Rows of the left operand packed at a time at most; a multiple of `MR`.
     const ROWS: usize = 168;
-    /// Lanes along k packed at a time at most; at least 256 elements.
+    /// Lanes along k packed at a time at most; at least 512 elements.
     const DEPTH: usize = pack::DEPTH;
     /// Lanes of the right operand packed at a time at most: with the rows of the left, about the second cache level.
     const RIGHT: usize = product::RIGHT;

@@ -11,6 +11,7 @@ mod kernel;
 mod lengths;
 mod loss;
 mod math;
+mod operands;
 mod pack;
 mod product;
 #[cfg(test)]

@@ -45,9 +45,10 @@ impl<'a, E> Mat<'a, E> {
         Mat { data, row: 1, column: stride }
     }
 
-    /// The matrix without its first rows and columns.
+    /// The matrix without its first rows and columns; of one that has no elements there are none to leave out.
     pub(super) fn from(self, row: usize, column: usize) -> Self {
-        Mat { data: &self.data[row * self.row + column * self.column..], ..self }
+        let start = row * self.row + column * self.column;
+        Mat { data: &self.data[if self.data.is_empty() { 0 } else { start }..], ..self }
     }
 }
 

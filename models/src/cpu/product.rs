@@ -2,11 +2,12 @@
 
 use super::compiled::{is, known_as};
 use super::kernel::{Ends, Isa, Kernel, Task};
+use super::operands::{Left, Right};
 use super::pack::{self, DEPTH, LEFT_STRIDE, Mat, NARROW_PANEL};
 use collectives::{DType, Float, bf16, f16};
 use std::ops::Range;
 
-/// Rows of the left operand that any kernel packs at a time at most.
+/// Rows of the left operand that kernels pack at a time at most, but AMX's, which have fewer lanes along k.
 const ROWS: usize = 168;
 /// Lanes of the right operand that any kernel packs at a time at most.
 pub(super) const RIGHT: usize = 1 << 19;
@@ -23,7 +24,7 @@ const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
 /// or of fewer columns and more rows.
 const UNFINISHED: usize = 6 * ROWS * columns(RIGHT, DEPTH / 2);
 /// Elements along k that are one block for every kernel.
-const SHALLOW: usize = 256;
+pub(super) const SHALLOW: usize = 512;
 
 /// Lanes of both operands up to which walking across their rows is as fast as along packed ones: about half of the
 /// second cache level.
@@ -176,6 +177,10 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
 
     #[inline(always)]
     fn run<K: Kernel>(self) {
+        const {
+            assert!(K::DEPTH * K::STEP >= SHALLOW && K::RIGHT <= RIGHT);
+            assert!(K::ROWS * K::PARTS * K::DEPTH <= LEFT, "room for what the kernel packs");
+        }
         let Product { m, n, k, left, right, out, scratch } = self.0;
         let lanes = pack::lanes::<K>(k).next_multiple_of(K::LANES);
         // At least one block along k, so that an empty k gives zeros.
@@ -298,72 +303,6 @@ impl<O: Float> Tiles for Target<'_, O> {
     }
 }
 
-/// A left operand in lanes.
-#[derive(Clone, Copy)]
-pub(super) enum Left<'a> {
-    /// Rows along k, so far apart.
-    Along(&'a [u32], usize),
-    /// Steps of k so far apart, and panels of `MR` rows so far.
-    Across(&'a [u32], usize, usize),
-}
-
-impl<'a> Left<'a> {
-    /// What [`pack::left_across`] packed, with so many lanes along k.
-    #[inline(always)]
-    pub(super) fn across<K: Kernel>(packed: &'a [u32], depth: usize) -> Self {
-        Left::Across(packed, pack::left_panel::<K>(), depth * pack::left_panel::<K>())
-    }
-
-    /// An operand that needs no packing: f32 for a kernel whose lanes are f32, where it is. The kernel reads an even
-    /// number of rows, so the last odd one needs another after it.
-    #[inline(always)]
-    pub(super) fn in_place<K: Kernel, E: Float>(left: Mat<'a, E>) -> Option<Self> {
-        match (near::<K, E>(left)?, left.column) {
-            (words, 1) => Some(Left::Along(words, left.row)),
-            (words, stride) => Some(Left::Across(words, stride, K::MR)),
-        }
-    }
-}
-
-/// A packed right operand, or one where it is: lanes of panels of `NR` columns.
-#[derive(Clone, Copy)]
-pub(super) struct Right<'a> {
-    pub lanes: &'a [u32],
-    /// Between steps of k.
-    pub stride: usize,
-    /// Between panels.
-    pub panel: usize,
-}
-
-impl<'a> Right<'a> {
-    /// What [`pack::right`] packed with panels of so many lanes.
-    #[inline(always)]
-    pub(super) fn packed<K: Kernel>(lanes: &'a [u32], panel: usize) -> Self {
-        Right { lanes, stride: K::NR, panel }
-    }
-
-    /// An operand of whole panels that needs no packing.
-    #[inline(always)]
-    fn in_place<K: Kernel, E: Float>(right: Mat<'a, E>, columns: usize) -> Option<Self> {
-        if right.column != 1 || !columns.is_multiple_of(K::NR) {
-            return None;
-        }
-        Some(Right { lanes: near::<K, E>(right)?, stride: right.row, panel: K::NR })
-    }
-}
-
-/// The elements as lanes, if they are, and if neighbours across the rows of memory do not all fall into the same cache
-/// sets.
-#[inline(always)]
-fn near<'a, K: Kernel, E: Float>(matrix: Mat<'a, E>) -> Option<&'a [u32]> {
-    let stride = matrix.row.max(matrix.column);
-    if K::STEP != 1 || E::DTYPE != DType::F32 || stride.is_multiple_of(1024) {
-        return None;
-    }
-    // SAFETY: f32 and u32 have the same size and alignment, and E is f32.
-    Some(unsafe { std::slice::from_raw_parts(matrix.data.as_ptr().cast(), matrix.data.len()) })
-}
-
 /// Where the tiles of a [`Sweep`] go. Its methods must be `#[inline(always)]`, which closures cannot be, so that
 /// they are compiled with the kernel's instructions.
 pub(super) trait Tiles {
@@ -469,8 +408,9 @@ unsafe fn store<K: Kernel, O: Float>(sums: *const f32, rows: usize, columns: usi
                 c += 16;
             }
             while c < columns {
-                let more = if add.is_null() { 0.0 } else { (*add.add(c)).to_f32() };
-                *to.add(c) = O::from_f32(*sums.add(c) + more);
+                // Nothing is not zero, which would make a positive one of -0.
+                let sum = *sums.add(c);
+                *to.add(c) = O::from_f32(if add.is_null() { sum } else { sum + (*add.add(c)).to_f32() });
                 c += 1;
             }
         }

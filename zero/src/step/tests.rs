@@ -347,3 +347,27 @@ fn what_is_under_way_goes_on_while_buckets_are_updated() {
     };
     Communicator::on_threads(2, options, rank);
 }
+
+/// One rank's weights cannot be read: the others, which have called for what it never will, hear why, also while it keeps a
+/// communicator of the group.
+#[test]
+fn a_trainer_that_cannot_be_made_holds_nobody_up() {
+    for stage in Stage::ALL {
+        Communicator::on_threads(3, Options::default(), |comm| {
+            let rank = comm.rank();
+            let model = Scripted { units: units(4), losses: [].into(), log: Log::default(), loses: None };
+            let config = Config { stage, ..Config::default() };
+            let source = &mut |_: &TensorSpec, _, _: &mut [f32]| match rank {
+                1 => Err("no such file".to_owned()),
+                _ => Ok(()),
+            };
+            let made = Trainer::new(Box::new(model), comm.clone(), &config, Ledger::default(), source);
+            let error = match made.and_then(|mut trainer| trainer.settle()) {
+                Err(error) => error.to_string(),
+                Ok(()) => comm.barrier().expect_err("rank 1 has no trainer").to_string(),
+            };
+            assert!(error.contains("no such file"), "rank {rank} at {stage:?}: {error}");
+            assert!(rank == 1 || error.contains("rank 1"), "rank {rank} at {stage:?}: {error}");
+        });
+    }
+}

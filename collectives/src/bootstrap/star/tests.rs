@@ -4,6 +4,7 @@ use crate::bootstrap::alone::alone;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::AsRawFd;
+use std::time::Instant;
 
 #[test]
 fn a_limit_of_open_files_ends_the_rendezvous_at_once() {
@@ -38,7 +39,9 @@ fn unconnected() -> Stream {
 /// Connects it to the middle of a star, once that listens.
 fn reach(stream: &Stream, name: &str) {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-    while connect(stream.fd(), &address).is_err() {
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = connect(stream.fd(), &address) {
+        assert!(Instant::now() < end, "nobody listens: {error}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -106,7 +109,7 @@ fn who_was_sent_away_is_named_when_a_rank_does_not_come() {
     let place = Place::Unix(name.clone());
     let middle = std::thread::spawn(move || {
         let me = Member { ranks: &[0, 1], index: 0, world: 2, token: "right", job: "mine", program: "p" };
-        Star::meet(&place, &me, Duration::from_secs(2), None, None).map(|_| ())
+        Star::meet(&place, &me, Duration::from_secs(5), None, None).map(|_| ())
     });
     let [foreign, stranger] = [(); 2].map(|()| unconnected());
     let wait = Wait::new(Duration::from_secs(600), 1, None);

@@ -1,8 +1,9 @@
 //! The products of attention: triangles of scores and of weights, whose tiles above the diagonal are skipped.
 
 use super::super::kernel::{Ends, Kernel};
+use super::super::operands::{Left, Right};
 use super::super::pack::{self, DEPTH, LEFT_STRIDE, Mat};
-use super::super::product::{Left, Right, Sweep, Tiles};
+use super::super::product::{Sweep, Tiles};
 use super::{KEYS, QUERIES};
 use collectives::Float;
 use std::ops::Range;

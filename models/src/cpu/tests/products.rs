@@ -223,8 +223,26 @@ fn three_parts_are_all_of_an_f32() {
 
 #[test]
 fn an_empty_inner_dimension_gives_zeros() {
-    let (out, _) = product_of::<f32, f32, f32, f32>(&mut cpu(1), (3, 4, 0), 0, 0);
-    assert_eq!(out, [0.0; 12]);
+    for (shape, threads) in [((3, 4, 0), 1), ((70, 64, 0), 3), ((3, 1100, 0), 1)] {
+        for layout in 0..4 {
+            let (out, _) = product_of::<f32, f32, f32, f32>(&mut cpu(threads), shape, layout, 0);
+            assert!(out == vec![0.0; shape.0 * shape.1], "{shape:?}, layout {layout}");
+        }
+    }
+}
+
+/// What is too small for any f32 has its sign wherever in a result it is.
+#[test]
+fn a_negative_zero_is_one_in_every_column() {
+    at_each_level(|level| {
+        for columns in [1, 16, 17, 33, 70] {
+            let (a, b, mut out) = ([1e-30f32], vec![-1e-30f32; columns], vec![1f32; columns]);
+            let (left, right) = (Matrix::new(&a[..], 1, 1), Matrix::new(&b[..], 1, columns));
+            let out_of = out.as_mut_slice().into();
+            Ops::<f32>::product(&mut widening(1), out_of, Plus::Nothing, left, right);
+            assert_eq!(bits(&out), vec![1u32 << 31; columns], "{columns} columns, {level:?}");
+        }
+    });
 }
 
 /// Unfinished sums of less memory: several stripes of rows, several blocks along k.
@@ -241,5 +259,25 @@ fn stripes_change_no_bit_of_a_product() {
             assert!(distance(&striped, &exact) < 2e-6, "{level:?} layout {layout}");
             assert_eq!(bits(&striped), bits(&whole), "{level:?} layout {layout}");
         });
+    }
+}
+
+/// The same of tiles, of which the largest block has 384 rows.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn stripes_change_no_bit_of_a_product_of_tiles() {
+    if !Isa::Amx.available() {
+        return harness::skip("this processor has no AMX");
+    }
+    let shape = (900, 33, 1100);
+    for (isa, tolerance) in [(Isa::Amx, 5e-3), (Isa::AmxOfTwo, 1.6e-5), (Isa::AmxOfThree, 2e-6)] {
+        for (layout, plus) in [(0, 0), (1, 1), (2, 2), (3, 0)] {
+            let mut narrow = own(isa, 1);
+            narrow.words = Scratch::words(0) + 384 * 64;
+            let (striped, exact) = product_of::<f32, f32, f32, f32>(&mut narrow, shape, layout, plus);
+            let (whole, _) = product_of::<f32, f32, f32, f32>(&mut own(isa, 1), shape, layout, plus);
+            assert!(distance(&striped, &exact) < tolerance, "{isa:?} layout {layout}");
+            assert_eq!(bits(&striped), bits(&whole), "{isa:?} layout {layout}");
+        }
     }
 }
