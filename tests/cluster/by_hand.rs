@@ -190,8 +190,18 @@ fn a_host_that_is_gone_without_a_word_is_noticed() {
         );
         bench.finish(end).refusal(1, &[&told]);
     }
-    let before = made();
-    let zero = bench.until(zero, "its steps go on", || made() > before + 10);
+    let further = |zero, what| {
+        let before = made();
+        bench.until(zero, what, || made() > before + 10)
+    };
+    let zero = further(zero, "its steps go on");
+    // Nor is it lost when one of its ranks is long, which has been heard of since.
+    let (_, pausing) =
+        bench.ranks_by("CARAVAN_RANK").into_iter().find(|&(rank, _)| rank == 1).expect("it runs");
+    signal(pausing, Signal::STOP);
+    std::thread::sleep(Duration::from_secs(13));
+    signal(pausing, Signal::CONT);
+    let zero = further(zero, "its steps go on after a pause");
     for (_, rank) in bench.ranks_by("CARAVAN_RANK") {
         signal(rank, Signal::KILL);
     }

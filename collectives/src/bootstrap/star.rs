@@ -256,12 +256,13 @@ impl Star {
         }
         let failed = fds.iter().enumerate().filter(|(_, fd)| fd.revents().contains(PollFlags::ERR));
         let silent = failed.filter_map(|(i, fd)| match sockopt::socket_error(fd.as_fd()).ok()?.err()? {
-            // Of others the process has ended, which is seen otherwise, and may be in order.
-            e @ (Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN) => {
+            // Of these the host has answered: the process has ended, which is seen otherwise, and may be in order.
+            Errno::CONNRESET | Errno::CONNREFUSED | Errno::PIPE => None,
+            // Mostly that the time is up, or what some router has said instead.
+            e => {
                 let member = if self.index == 0 { i + 1 } else { 0 };
                 Some((self.ranks[member], std::io::Error::from(e).to_string()))
             }
-            _ => None,
         });
         silent.collect()
     }

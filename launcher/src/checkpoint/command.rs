@@ -49,7 +49,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         verify(&state, &told, &Kept::ALL, !args.json).map_err(damaged)?;
     } else if args.save.is_some() {
         // A model is not made of what is not as it was written.
-        verify(&state, &told, &[Kept::Weights], false)?;
+        verify(&state, &told, &[Kept::Weights], false).map_err(damaged)?;
     }
     if let Some(save) = &args.save {
         let written = match dtype {
@@ -74,7 +74,12 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
 }
 
 /// What is wrong with a state: not with what was asked, if that is whether it is whole. Who asks for JSON is told in it, too.
+/// With one that has gone meanwhile nothing is.
 fn damage(args: &CheckpointArgs, dir: &Path, why: Failure) -> Failure {
+    if !dir.exists() {
+        let gone = "a training has put a later state in its place meanwhile: look again";
+        return Failure::run(format!("checkpoint {}: {gone}", dir.display()));
+    }
     if !args.verify {
         return why;
     }
@@ -203,13 +208,7 @@ fn verify(state: &State, told: &[Told], parts: &[Kept], said: bool) -> Result<()
                 format!("what was written as {file} is not told: it cannot be compared"),
             ));
         };
-        let now = Sum::of_file(&state.dir().join(&file)).map_err(|e| match state.dir().exists() {
-            true => refused(state, e.to_string()),
-            false => refused(
-                state,
-                "a training has put a later state in its place meanwhile: look again".to_owned(),
-            ),
-        })?;
+        let now = Sum::of_file(&state.dir().join(&file)).map_err(|e| refused(state, e.to_string()))?;
         if now.bytes != then.bytes {
             let lengths = format!("{} bytes were written, and {} are there", then.bytes, now.bytes);
             return Err(refused(state, format!("{file} is not as it was written: {lengths}")));

@@ -190,8 +190,10 @@ impl<'a> Pen<'a> {
         before.retain(|(other, _)| *other < step);
         before.sort_unstable();
         before.truncate((before.len() + 1).saturating_sub(self.keep));
-        for (_, other) in before {
-            let _ = fs::remove_dir_all(other);
+        for (other, dir) in before {
+            // It goes whole: who reads it finds all of it, or nothing.
+            let going = pen_place(self.dir, other);
+            let _ = fs::remove_dir_all(if fs::rename(&dir, &going).is_ok() { going } else { dir });
         }
         Ok(None)
     }

@@ -203,46 +203,6 @@ macro_rules! last {
     };
 }
 
-/// All steps along k, each of them `$body`, from zero to rows of 32 sums. Rows of `$rows` are asked for meanwhile: where their result
-/// will be and how far apart, and what is added to it.
-macro_rules! steps {
-    ($body:expr, $a:expr, $b:expr, $step:expr, $steps:expr, $out:expr, $stride:expr, $rows:expr) => {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "test {steps}, {steps}",
-            "jz 3f",
-            "2:",
-            $body,
-            "add {a}, {step}",
-            "add {b}, {step}",
-            "dec {steps}",
-            "jnz 2b",
-            "3:",
-            "tilestored [{out} + {stride}], tmm0",
-            "tilestored [{out} + {stride} + 64], tmm1",
-            "tilestored [{below} + {stride}], tmm2",
-            "tilestored [{below} + {stride} + 64], tmm3",
-            a = inout(reg) $a => _,
-            b = inout(reg) $b => _,
-            row = in(reg) 64usize,
-            step = const $step,
-            steps = inout(reg) $steps => _,
-            out = in(reg) $out,
-            below = in(reg) $out.add(16 * $stride),
-            stride = in(reg) 4 * $stride,
-            out_row = inout(reg) $rows.0 => _,
-            apart = in(reg) 4 * $rows.1,
-            start_row = inout(reg) $rows.2 => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        )
-    };
-}
-
 /// A tile of the result, as [`Kernel::tile`] says, of operands where [`pack`] puts them. What there is to start from is added to
 /// the sum of this block, so that it may come from far while that is made.
 ///
@@ -252,17 +212,49 @@ macro_rules! steps {
 unsafe fn tile<const PARTS: usize>(rows: usize, k: usize, a: *const u32, b: *const u32, ends: Ends) {
     let mut own = MaybeUninit::<[f32; SIDE * SIDE]>::uninit();
     let whole = rows == SIDE && ends.add.is_null() && ends.start.is_null();
-    let (out, stride) = if whole { (ends.out, ends.stride) } else { (own.as_mut_ptr().cast(), SIDE) };
-    let steps = k / LANES;
+    let (out, stride): (*mut f32, _) =
+        if whole { (ends.out, ends.stride) } else { (own.as_mut_ptr().cast(), SIDE) };
     // Where nothing is added yet, our own sums are asked for.
     let start = if ends.start.is_null() { own.as_ptr().cast() } else { ends.start };
-    let rows_to_ask = (ends.out, ends.stride, start);
     // SAFETY: the caller's promise: operands hold k lanes for 32 rows and columns, what they give is written to a whole tile, of
     // the result or of our own, and what is added to that and written has `rows` rows.
     unsafe {
+        // All steps along k, each of them these instructions, from zero to 32 rows of sums.
         macro_rules! sum {
-            ($($body:expr),+) => {
-                steps!(concat!($($body),+), a, b, PARTS * 2048, steps, out, stride, rows_to_ask)
+            ($($step:expr),+) => {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "test {steps}, {steps}",
+                    "jz 3f",
+                    "2:",
+                    concat!($($step),+),
+                    "add {a}, {step}",
+                    "add {b}, {step}",
+                    "dec {steps}",
+                    "jnz 2b",
+                    "3:",
+                    "tilestored [{out} + {stride}], tmm0",
+                    "tilestored [{out} + {stride} + 64], tmm1",
+                    "tilestored [{below} + {stride}], tmm2",
+                    "tilestored [{below} + {stride} + 64], tmm3",
+                    a = inout(reg) a => _,
+                    b = inout(reg) b => _,
+                    row = in(reg) 64usize,
+                    step = const PARTS * 2048,
+                    steps = inout(reg) k / LANES => _,
+                    out = in(reg) out,
+                    below = in(reg) out.add(16 * stride),
+                    stride = in(reg) 4 * stride,
+                    out_row = inout(reg) ends.out => _,
+                    apart = in(reg) 4 * ends.stride,
+                    start_row = inout(reg) start => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                )
             };
         }
         // Parts of the left operand by those of the right, so that from one product to the next one of them stays.

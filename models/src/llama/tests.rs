@@ -304,8 +304,9 @@ fn errors<T: Float>(case: &Case) -> [f64; 3] {
                 let numeric = (at(1.0) - at(-1.0)) / (2.0 * step) * 0.5;
                 wide[unit][tensor] = start;
                 let analytic = dot(&gradient, direction);
-                // With sequences of one token the gradients of queries and keys are zero.
-                let size = size.max(1e-3 * total.sqrt());
+                // With sequences of one token the gradients of queries and keys are zero, as far as an f32 can tell beside all
+                // others: to some 1e-7 of them.
+                let size = size.max(1e-2 * total.sqrt());
                 worst = worst
                     .max((numeric - analytic).abs() / (size * dot(direction, direction).sqrt().max(1e-30)));
             }
@@ -319,7 +320,7 @@ fn f32_agrees_with_a_naive_model_and_its_finite_differences() {
     for case in cases() {
         let [loss, logits, gradients] = errors::<f32>(&case);
         let at = format!("{:?} {} x {}", case.config, case.rows, case.length);
-        assert!(loss < 1e-6 && logits < 1e-5 && gradients < 2e-5, "{loss} {logits} {gradients} {at}");
+        assert!(loss < 1e-6 && logits < 1e-5 && gradients < 1e-5, "{loss} {logits} {gradients} {at}");
     }
 }
 

@@ -252,7 +252,10 @@ unsafe impl Transport for UcxTransport {
             // SAFETY: what was just posted, and is looked at until it has ended.
             let ended = || unsafe { requests::ended(&state.worker, kind, request, from, bytes) };
             match state.worker.look(looks, ended) {
-                Ok(true) => return Ok(Request::DONE),
+                Ok(true) => {
+                    state.lines.heard(source);
+                    return Ok(Request::DONE);
+                }
                 Ok(false) => {}
                 Err(outcome) => {
                     drop(state);
@@ -274,8 +277,12 @@ unsafe impl Transport for UcxTransport {
         if let (true, Some(error)) = (self.closed, &self.members.lost) {
             return Err(error.clone());
         }
-        let state = self.session.turn()?;
+        let mut state = self.session.turn()?;
+        let from = if state.lines.doubt_any() { self.requests.source(request) } else { None };
         let done = state.worker.look(looks + 1, || self.requests.test(&state.worker, request));
+        if let (Ok(true), Some(from)) = (&done, from) {
+            state.lines.heard(self.members.ranks[from]);
+        }
         drop(state);
         match done {
             Ok(true) => Ok(true),
@@ -293,11 +300,12 @@ unsafe impl Transport for UcxTransport {
             return Err(error.clone());
         }
         let mut state = self.session.turn()?;
+        state.lines.look();
         self.members.check(&mut state)
     }
 
     fn check_hosts(&mut self) -> Result<()> {
-        self.session.turn()?.lines.look();
+        self.session.turn()?.lines.give_up();
         self.check()
     }
 

@@ -108,6 +108,13 @@ impl Requests {
         Request((slot.generation as u64) << 32 | index as u64)
     }
 
+    /// From whom `request` receives, if it does and is not done.
+    pub(super) fn source(&self, request: Request) -> Option<usize> {
+        let slot = &self.slots[request.0 as u32 as usize];
+        let open = slot.generation == (request.0 >> 32) as u32 && !slot.pointer.is_null();
+        (open && matches!(slot.kind, Kind::Recv { .. })).then_some(slot.peer)
+    }
+
     /// Whether `request` is done, as one is that has been done before; or how else it ended.
     #[inline(always)]
     pub(super) fn test(&mut self, worker: &Worker, request: Request) -> Result<bool, Box<Outcome>> {

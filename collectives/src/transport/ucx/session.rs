@@ -292,6 +292,7 @@ impl State {
             return;
         }
         self.spoke[from] = true;
+        self.lines.heard(from);
         match word {
             Word::Leaving => {
                 // What it sent before has come, because messages between two ranks keep their order.

@@ -114,8 +114,8 @@ impl Series {
         Ok(all)
     }
 
-    /// One point for each size, by size: of several, the one with the middle time, of an even number the slower of two. Sizes that one of so many `cycles` rounded to
-    /// the same are no more of them.
+    /// One point for each size, by size: of several, the one with the middle time, of an even number the slower of two. Sizes
+    /// that one of so many `cycles` rounded to the same are no more of them.
     fn merge(&mut self, cycles: usize) {
         self.points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let sizes: Vec<&[Point]> = self.points.chunk_by(|a, b| a.0 == b.0).collect();
