@@ -24,7 +24,7 @@ const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
 /// or of fewer columns and more rows.
 const UNFINISHED: usize = 6 * ROWS * columns(RIGHT, DEPTH / 2);
 /// Elements along k that are one block for every kernel.
-pub(super) const SHALLOW: usize = 512;
+const SHALLOW: usize = 512;
 
 /// Lanes of both operands up to which walking across their rows is as fast as along packed ones: about half of the
 /// second cache level.
