@@ -28,11 +28,12 @@ impl<const PARTS: usize> Kernel for Amx<PARTS> {
     const MR: usize = SIDE;
     const NR: usize = SIDE;
     const STEP: usize = 2;
-    // Tiles wait for each line of theirs that the second cache level does not have: 0.4 MiB of left operands and 0.75 MiB of right
-    // ones stay there. Sums between blocks along k do not, so that these are long.
-    const ROWS: usize = 384 / PARTS;
+    // Tiles wait for each line of theirs that the second cache level does not have. Left operands stay there, 0.75 MiB. Right ones
+    // need not: each panel is asked for while the one before it is read, so that many are packed at a time, and left ones are not
+    // packed again for every few of them. Sums between blocks along k come from far, so that these are long.
+    const ROWS: usize = 768 / PARTS;
     const DEPTH: usize = 256;
-    const RIGHT: usize = 3 << 16;
+    const RIGHT: usize = 3 << 18;
     const LANES: usize = LANES;
     const PARTS: usize = PARTS;
 
@@ -138,19 +139,32 @@ macro_rules! row {
     };
 }
 
+/// The same: asks the second cache level for a line of what comes next.
+macro_rules! next {
+    () => {
+        "
+         prefetcht1 [{next}]
+         add {next}, 64
+         .rept 6
+         nop
+         .endr
+        "
+    };
+}
+
 /// A tile of the part that is so many bytes after the first: 4 and 5 are of the left operand, 6 and 7 of the right one.
 macro_rules! load {
     (4, $part:literal) => {
-        concat!("tileloadd tmm4, [{a} + {row} + ", $part, "]", gap!())
+        concat!("tileloadd tmm4, [{a} + {row} + ", $part, "]", next!())
     };
     (5, $part:literal) => {
-        concat!("tileloadd tmm5, [{a} + {row} + 1024 + ", $part, "]", gap!())
+        concat!("tileloadd tmm5, [{a} + {row} + 1024 + ", $part, "]", next!())
     };
     (6, $part:literal) => {
-        concat!("tileloadd tmm6, [{b} + {row} + ", $part, "]", gap!())
+        concat!("tileloadd tmm6, [{b} + {row} + ", $part, "]", next!())
     };
     (7, $part:literal) => {
-        concat!("tileloadd tmm7, [{b} + {row} + 1024 + ", $part, "]", gap!())
+        concat!("tileloadd tmm7, [{b} + {row} + 1024 + ", $part, "]", next!())
     };
 }
 
@@ -251,6 +265,7 @@ unsafe fn tile<const PARTS: usize>(rows: usize, k: usize, a: *const u32, b: *con
                     out_row = inout(reg) ends.out => _,
                     apart = in(reg) 4 * ends.stride,
                     start_row = inout(reg) start => _,
+                    next = inout(reg) ends.next => _,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),

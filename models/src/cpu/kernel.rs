@@ -10,7 +10,6 @@
 use super::amx::{Amx, Tiles};
 use super::operands::Left;
 use super::pack::{self, LEFT_STRIDE, Mat};
-use super::product;
 use collectives::device::MatmulPrecision;
 use collectives::{DType, Float, bf16, simd};
 
@@ -27,7 +26,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// Lanes along k packed at a time at most; at least 512 elements.
     const DEPTH: usize = pack::DEPTH;
     /// Lanes of the right operand packed at a time at most: with the rows of the left, about the second cache level.
-    const RIGHT: usize = product::RIGHT;
+    const RIGHT: usize = 1 << 19;
     /// Packed lanes along k are a multiple of this, the last ones zeros.
     const LANES: usize = 1;
     /// Numbers whose sum a packed element is.
@@ -101,7 +100,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     }
 }
 
-/// Where the sums of a tile start and end.
+/// Where the sums of a tile start and end, and what comes after them.
 #[derive(Clone, Copy)]
 pub(super) struct Ends {
     /// Sums to go on from, with rows NR apart; null for zeros.
@@ -112,6 +111,8 @@ pub(super) struct Ends {
     pub out: *mut f32,
     /// Between rows.
     pub stride: usize,
+    /// Right operands that are read after this tile: a kernel may ask for them meanwhile.
+    pub next: *const u32,
 }
 
 impl Ends {
@@ -120,7 +121,7 @@ impl Ends {
     pub(super) fn tile<K: Kernel>(sums: &mut [f32], resume: bool) -> Self {
         let out = sums[..K::MR * K::NR].as_mut_ptr();
         let start = if resume { out.cast_const() } else { std::ptr::null() };
-        Ends { start, add: std::ptr::null(), out, stride: K::NR }
+        Ends { start, add: std::ptr::null(), out, stride: K::NR, next: std::ptr::null() }
     }
 }
 

@@ -10,16 +10,13 @@ use std::ops::Range;
 /// Rows of the left operand that kernels pack at a time at most, but AMX's, which have fewer lanes along k.
 const ROWS: usize = 168;
 /// Lanes of the right operand that any kernel packs at a time at most.
-pub(super) const RIGHT: usize = 1 << 19;
+const RIGHT: usize = 3 << 18;
 /// Columns of the right operand packed at a time are a multiple of this, and of every kernel's `NR`.
 const COLUMNS: usize = 64;
-/// Lanes of a packed left operand: rows along k, or the most panels that any kernel makes of them (28 of six
-/// rows).
-const LEFT: usize = if ROWS * LEFT_STRIDE > 28 * NARROW_PANEL * DEPTH {
-    ROWS * LEFT_STRIDE
-} else {
-    28 * NARROW_PANEL * DEPTH
-};
+/// Lanes of the left operand that any kernel packs at a time at most.
+const LEFT: usize = 3 << 16;
+// Rows along k, or the most panels that a kernel makes of them: 28 of six rows.
+const _: () = assert!(ROWS * LEFT_STRIDE <= LEFT && 28 * NARROW_PANEL * DEPTH <= LEFT);
 /// Unfinished sums that are kept when k has more than one block: of six times `ROWS` by as many columns as are packed then,
 /// or of fewer columns and more rows.
 const UNFINISHED: usize = 6 * ROWS * columns(RIGHT, DEPTH / 2);
@@ -352,10 +349,15 @@ impl Sweep<'_> {
             let columns = c..self.columns.min(c + K::NR);
             for (q, r) in (0..self.rows).step_by(K::MR).enumerate() {
                 let rows = r..self.rows.min(r + K::MR);
-                let Some((lanes, ends)) = tiles.place::<K>(rows.clone(), columns.clone()) else { continue };
+                let Some((lanes, mut ends)) = tiles.place::<K>(rows.clone(), columns.clone()) else {
+                    continue;
+                };
                 let a = &left[q * step + lanes.start * if ACROSS { stride } else { 1 }..];
                 let Right { lanes: right, stride: b_stride, panel } = self.right;
                 let b = &right[p * panel + lanes.start * b_stride..];
+                // For each row of tiles its share of the next panel; past the last one it is nothing.
+                ends.next =
+                    right.as_ptr().wrapping_add((p + 1) * panel + q * panel / self.rows.div_ceil(K::MR));
                 // SAFETY: the caller's promise.
                 unsafe {
                     K::tile::<ACROSS>(

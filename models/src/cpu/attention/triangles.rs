@@ -59,7 +59,10 @@ impl Tiles for Scores<'_> {
         let out = &mut self.out[rows.start * self.stride + columns.start..];
         assert!(out.len() >= (K::MR - 1) * self.stride + K::NR, "room for a tile of scores");
         let (start, add) = (std::ptr::null(), std::ptr::null());
-        Some((0..self.width, Ends { start, add, out: out.as_mut_ptr(), stride: self.stride }))
+        Some((
+            0..self.width,
+            Ends { start, add, out: out.as_mut_ptr(), stride: self.stride, next: std::ptr::null() },
+        ))
     }
 
     #[inline(always)]

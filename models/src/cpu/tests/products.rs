@@ -262,7 +262,7 @@ fn stripes_change_no_bit_of_a_product() {
     }
 }
 
-/// The same of tiles, of which the largest block has 384 rows.
+/// The same of tiles, of which the largest block has 768 rows.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn stripes_change_no_bit_of_a_product_of_tiles() {
@@ -273,7 +273,7 @@ fn stripes_change_no_bit_of_a_product_of_tiles() {
     for (isa, tolerance) in [(Isa::Amx, 5e-3), (Isa::AmxOfTwo, 1.6e-5), (Isa::AmxOfThree, 2e-6)] {
         for (layout, plus) in [(0, 0), (1, 1), (2, 2), (3, 0)] {
             let mut narrow = own(isa, 1);
-            narrow.words = Scratch::words(0) + 384 * 64;
+            narrow.words = Scratch::words(0) + 768 * 64;
             let (striped, exact) = product_of::<f32, f32, f32, f32>(&mut narrow, shape, layout, plus);
             let (whole, _) = product_of::<f32, f32, f32, f32>(&mut own(isa, 1), shape, layout, plus);
             assert!(distance(&striped, &exact) < tolerance, "{isa:?} layout {layout}");
