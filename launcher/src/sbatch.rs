@@ -159,9 +159,12 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
          if [ -n \"${{SLURM_CPU_BIND_LIST:-}}\" ]; then\n    \
          unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE\n\
          fi\n\
-         # Or from an allocation that deals out what it has among its tasks: srun would do so with what this job has.\n\
-         unset SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_TRES_PER_TASK\n\n\
+         # Or from an allocation that asked for more, or deals out what it has among its tasks: srun would take that for this job's.\n\
+         unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES\n\
+         unset SLURM_TRES_PER_TASK SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_TRES{}\n\n\
          {}\n",
+        // Of these two a step may have one.
+        args.cpus_per_rank.map_or("", |_| " SLURM_CPUS_PER_GPU"),
         srun.join(" ")
     );
     Ok(text)

@@ -406,8 +406,8 @@ fn script(slurm: &Slurm<'_>, nodes: usize, transport: &str) {
     // As in a shell that is itself a step, whose binding srun would refuse here.
     let step = "SLURM_CPU_BIND=of-a-step,SLURM_CPU_BIND_LIST=0x1";
     // And in an allocation that asked for more, or otherwise, than this job does.
-    let outer =
-        "SLURM_MEM_PER_CPU=100,SLURM_MEM_PER_NODE=200,SLURM_DISTRIBUTION=cyclic,SLURM_GPUS_PER_TASK=1";
+    let outer = "SLURM_MEM_PER_CPU=100,SLURM_MEM_PER_NODE=200,SLURM_DISTRIBUTION=cyclic,SLURM_GPUS_PER_TASK=1,\
+                 SLURM_GPUS=16,SLURM_GPUS_PER_NODE=8,SLURM_NTASKS_PER_GPU=1,SLURM_GRES=gpu:8";
     let ended = slurm.batch("", &format!("--export={export},{step},{outer} job.sh"));
     let said = fs::read_to_string(bench.path("job.out")).unwrap_or_default();
     assert_eq!(ended, "COMPLETED", "{said}");
