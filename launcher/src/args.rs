@@ -229,7 +229,7 @@ pub struct TrainArgs {
     /// [default: a tenth of --lr].
     #[arg(long, value_name = "RATE")]
     pub min_lr: Option<Number>,
-    /// Steps during which the learning rate rises to --lr [default: a tenth of --steps, at most 100].
+    /// Steps during which the learning rate rises to --lr [default: a tenth of --schedule-steps, at most 100].
     #[arg(long, value_name = "N")]
     pub warmup: Option<usize>,
     /// How it rises [default: linear].

@@ -100,7 +100,6 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
         (_, Some(asked)) => number("--min-lr", asked, &range, |x| (0.0..=peak).contains(&x))?,
         (_, None) => peak / 10.0,
     };
-    let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
     warm_up_of_steps(args)?;
     if let Some(steps) = args.schedule_steps {
         at_least_one("--schedule-steps", steps)?;
@@ -113,6 +112,7 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
         }
     }
     let steps = args.schedule_steps.unwrap_or(args.steps);
+    let warmup = args.warmup.unwrap_or((steps / 10).min(100));
     let rise = args.warmup_shape.unwrap_or(Rise::Linear);
     let rate = Rate { peak, floor, start, warmup, rise, steps, shape: args.schedule };
     // DeepSpeed's warm-ups may be longer than a run.
@@ -122,6 +122,13 @@ fn rate(args: &TrainArgs) -> Result<Rate> {
     let named = if args.schedule_steps.is_some() { "--schedule-steps" } else { "--steps" };
     if warmup > steps {
         return usage(format!("--warmup {warmup}: there are {steps} {named}, so at most that"));
+    }
+    if warmup == steps && args.steps > steps {
+        return usage(format!(
+            "--warmup {warmup} of {steps} {named}, which leaves no step in which the rate comes down, and --steps {} go on: lower \
+             --warmup, or take more {named}",
+            args.steps
+        ));
     }
     // The first step after the warm-up is at the peak.
     if let (Some(floor), true) = (&args.min_lr, warmup + 1 >= steps) {
@@ -292,7 +299,12 @@ mod tests {
                 "--schedule WarmupLR --warmup 0 --warmup-shape log",
                 Rate { shape: Shape::WarmupLr, floor: 1e-3, warmup: 0, rise: Rise::Log, ..RATE },
             ),
-            ("--schedule-steps 300", Rate { steps: 300, ..RATE }),
+            // A tenth of those, too.
+            ("--schedule-steps 300", Rate { steps: 300, warmup: 30, ..RATE }),
+            ("--schedule-steps 50 --min-lr 0", Rate { steps: 50, warmup: 5, floor: 0.0, ..RATE }),
+            ("--schedule-steps 3000", Rate { steps: 3000, ..RATE }),
+            ("--schedule-steps 100 --warmup 99", Rate { steps: 100, warmup: 99, ..RATE }),
+            ("--steps 100 --schedule-steps 100 --warmup 100", Rate { steps: 100, ..RATE }),
             // DeepSpeed's come down to where they began, or not at all, and warm up for as long as they are told to.
             ("--schedule WarmupLR", Rate { shape: Shape::WarmupLr, floor: 1e-3, ..RATE }),
             ("--schedule warmupdecaylr", Rate { shape: Shape::WarmupDecayLr, floor: 0.0, ..RATE }),
@@ -319,6 +331,10 @@ mod tests {
             ("--schedule WarmupLR --schedule-steps 5", "with --schedule WarmupLR, which never comes down"),
             ("--warmup 0 --warmup-shape log --warmup-from 1e-5", "--warmup-shape log with --warmup 0"),
             ("--warmup 0 --warmup-from 1e-5", "--warmup-from 1e-5 with --warmup 0, with which nothing rises"),
+            (
+                "--warmup 90 --schedule-steps 90",
+                "--warmup 90 of 90 --schedule-steps, which leaves no step in which the rate",
+            ),
         ] {
             let e = Numbers::check(&train(flags), 2).err().unwrap();
             assert!(e.code() == 2 && e.to_string().contains(words), "{e}");
