@@ -5,9 +5,10 @@ use crate::error::Result;
 use std::any::Any;
 
 /// A started call. It owns the call's buffers: [`wait`](Self::wait) gives them back, so nothing can touch them
-/// meanwhile, and leaking this value leaks them. Dropping it lets the call go on; the communicator then keeps
-/// the buffers for as long as they are needed. Once the last handle of the communicator goes, such a call has 5 s more:
-/// after that this rank fails the group. Who leaves and knows that peers come later waits for its calls.
+/// meanwhile, and leaking this value leaks them, and the communicator with them, so that to its peers this rank never leaves in
+/// order. Dropping it lets the call go on; the communicator then keeps the buffers for as long as they are needed. Once the last
+/// handle of the communicator goes, such a call has 5 s more, or the deadline where that is shorter: after that this rank fails
+/// the group. Who leaves and knows that peers come later waits for its calls.
 #[must_use = "a call that nobody waits for gives its result to nobody"]
 pub struct Pending<B: Send + 'static> {
     end: End,

@@ -21,6 +21,8 @@ pub(super) struct Group {
     fences: Fences,
     /// Control blocks by member; those of a subgroup appear once their owners have created them.
     blocks: Vec<Option<Block>>,
+    /// How many of those have not appeared yet.
+    missing: usize,
     /// Key and offset of a subgroup's own block.
     subgroup: Option<(u64, usize)>,
     /// What members may still read when this process has left it.
@@ -41,6 +43,7 @@ impl Group {
             own,
             fences,
             blocks,
+            missing: 0,
             subgroup: None,
             behind: Vec::new(),
             segments,
@@ -54,11 +57,11 @@ impl Group {
         let key = key_of(context, &members);
         let (own, offset) = self.segments.enter(key, layout)?;
         self.segments.arrive();
-        let mut blocks = vec![None; members.len()];
+        let (mut blocks, missing) = (vec![None; members.len()], members.len() - 1);
         blocks[me] = Some(own);
         let (segments, fences) = (self.segments.clone(), self.fences);
         let (subgroup, behind) = (Some((key, offset)), Vec::new());
-        Ok(Group { segments, members, me, layout, own, fences, blocks, subgroup, behind })
+        Ok(Group { segments, members, me, layout, own, fences, blocks, missing, subgroup, behind })
     }
 
     /// Takes what members may still read, until all have left a subgroup; the world's is the process's.
@@ -99,16 +102,24 @@ impl Group {
         self.block(member).is_some_and(|block| block.left(member).load(Ordering::Acquire) != 0)
     }
 
-    /// The control blocks known so far, the own one among them.
-    pub fn known(&self) -> impl Iterator<Item = Block> {
+    /// The control blocks that there are, the own one among them. Whoever has none yet has not looked at anything either.
+    #[inline(always)]
+    pub fn present(&mut self) -> impl Iterator<Item = Block> {
+        if self.missing > 0 {
+            for member in 0..self.size() {
+                self.block(member);
+            }
+        }
         self.blocks.iter().flatten().copied()
     }
 
     #[cold]
     fn find(&mut self, member: usize) -> Option<Block> {
         let (key, _) = self.subgroup?;
-        self.blocks[member] = self.segments.find(self.members[member], key, self.layout);
-        self.blocks[member]
+        let found = self.segments.find(self.members[member], key, self.layout)?;
+        self.missing -= 1;
+        self.blocks[member] = Some(found);
+        Some(found)
     }
 
     /// The address here of a range in a member's segment, if it is inside.
