@@ -5,7 +5,9 @@ use crate::human::several;
 use crate::plan::Ranks;
 use collectives::bootstrap::Identity;
 use collectives::device::SharedQueue;
-use collectives::device::cuda::{Gpu, Nccl, Stream, Survey, Urgency, share_gpu, share_gpu_on_one_host};
+use collectives::device::cuda::{
+    BLOCKING, Gpu, Nccl, Stream, Survey, Urgency, share_gpu, share_gpu_on_one_host,
+};
 use collectives::{Account, Carrier, Communicator, Order, Wired};
 use std::sync::Arc;
 
@@ -35,6 +37,15 @@ pub fn library() -> Option<String> {
 /// The variable by which NCCL here lets ranks share a GPU.
 pub fn sharing() -> Option<&'static str> {
     share_gpu(Survey::nccl_number()?, Some(0)).first().map(|(name, _)| *name)
+}
+
+/// Keeps a file of NCCL's settings from having its calls wait for peers without an end; what the user's environment says of that
+/// is refused when ranks meet. Called before there are other threads.
+pub fn tame_nccl() {
+    if std::env::var_os(BLOCKING).is_none() {
+        // SAFETY: the caller's promise: nobody reads the environment meanwhile.
+        unsafe { std::env::set_var(BLOCKING, "0") };
+    }
 }
 
 /// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,

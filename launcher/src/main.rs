@@ -54,6 +54,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     limits::allow_files();
     transports::tame_ucx();
+    gpus::tame_nccl();
     spawn::let_writes_fail();
     let cli = Cli::read(std::env::args_os()).unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();

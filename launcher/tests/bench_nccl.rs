@@ -49,6 +49,26 @@ fn every_operation_between_gpus_is_measured_and_right() {
     }
 }
 
+/// Whether an environment says so, or a file of settings, which the fake one has read.
+#[test]
+fn no_call_waits_for_peers_without_an_end() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    let run = |variable: &str| {
+        let mut command =
+            bench.command("bench all_gather -b 64 -e 64 -n 2 --ranks 2 --transport nccl+threads");
+        command.env("CARAVAN_CUDA_LIBRARIES", folder).env("CARAVAN_CACHE", bench.path("cache"));
+        bench.outcome(command.env(variable, "1"))
+    };
+    run("FAKE_NCCL_WAITS").success();
+    let said = run("NCCL_COMM_BLOCKING");
+    assert!(
+        said.code != Some(0) && said.stderr.contains("NCCL_COMM_BLOCKING=1 lets its calls wait"),
+        "{}",
+        said.stderr
+    );
+}
+
 #[test]
 fn a_table_of_the_environment_is_none_of_nccls() {
     let Some(folder) = fake() else { return };

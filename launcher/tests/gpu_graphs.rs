@@ -102,6 +102,29 @@ fn a_gpu_without_memory_for_another_graph_takes_the_work_without() {
     bench.nothing_left();
 }
 
+/// The same of one that has a place for a graph only until it is launched, the first time or later.
+#[test]
+fn a_gpu_without_memory_to_launch_a_graph_takes_the_work_without() {
+    let Some(folder) = fake() else { return };
+    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
+    train(&bench, folder, "off", "--cuda-graphs off", "").success();
+    for (name, launches) in [("none", 0), ("few", 5)] {
+        let mut command = command(&bench, folder, name, "--cuda-graphs on --quiet");
+        let told = bench.outcome(command.env("FAKE_CUDA_LAUNCHES", launches.to_string())).success().stderr;
+        let words = "rank 0: GPU 0 has no memory left for a graph of ";
+        assert!(told.matches(words).count() == 1 && told.lines().count() == 1, "{told}");
+        assert!(log(&bench, name).0 == log(&bench, "off").0, "{name}");
+        for key in ["loss", "grad_norm"] {
+            assert_eq!(values(&bench, name, key), values(&bench, "off", key), "{name}: {key}");
+        }
+        let graphs = log(&bench, name).1;
+        let count = |word: &str| graphs.iter().filter(|line| line.ends_with(word)).count();
+        assert_eq!(count("- launched"), launches, "{name}");
+        assert_eq!(count("- made ready"), count("- ready one destroyed"), "{name}");
+    }
+    bench.nothing_left();
+}
+
 /// The library is told which products may lose bits of their inputs.
 #[test]
 fn products_of_high_precision_are_tf32() {

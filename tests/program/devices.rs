@@ -163,7 +163,7 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(_) => return skip("old drivers and missing libraries: no C compiler"),
     }
-    let refused = |version: &str, words: &[&str]| {
+    let refused = |(variable, value): (&str, &str), words: &[&str]| {
         let mut command = bench.command(&format!("{TRAIN} --device cuda --ranks 1"));
         // No other folders: no Python, no toolkit.
         command.env("CARAVAN_CUDA_LIBRARIES", bench.path(".")).env("PATH", "/nowhere");
@@ -172,14 +172,24 @@ fn a_driver_that_is_too_old_and_libraries_that_are_missing_are_named() {
         {
             command.env_remove(name);
         }
-        command.env("FAKE_CUDA_VERSION", version);
+        command.env(variable, value);
         bench.outcome(&mut command).refusal(2, words);
     };
-    refused("11040", &["--device cuda cannot be used", "CUDA 11.4", "12.0 or newer", "driver 525"]);
+    refused(
+        ("FAKE_CUDA_HIDDEN", "1"),
+        &["driver is there, but shows no GPU", "CUDA_VISIBLE_DEVICES", "the job"],
+    );
+    refused(
+        ("FAKE_CUDA_VERSION", "11040"),
+        &["--device cuda cannot be used", "CUDA 11.4", "12.0 or newer", "driver 525"],
+    );
     if std::path::Path::new("/usr/local/cuda").exists() {
         skip("libraries of CUDA that are missing: /usr/local/cuda has them");
     } else {
-        refused("12040", &["--device cuda cannot be used", "was not found", "pip install"]);
+        refused(
+            ("FAKE_CUDA_VERSION", "12040"),
+            &["--device cuda cannot be used", "was not found", "pip install"],
+        );
     }
     bench.nothing_left();
 }

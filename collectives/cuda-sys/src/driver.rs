@@ -13,6 +13,8 @@ pub type DevicePointer = u64;
 
 /// Not enough memory.
 pub const OUT_OF_MEMORY: Status = 2;
+/// There is no GPU, or none that this process may see.
+const NO_DEVICE: Status = 100;
 /// Not an error: what was asked about is still under way.
 pub const NOT_READY: Status = 600;
 /// For streams: does not wait for the default stream.
@@ -153,6 +155,9 @@ impl Driver {
         let status = unsafe { (driver.init)(0) };
         match status {
             0 => driver.new_enough(),
+            NO_DEVICE => Err("NVIDIA's driver is there, but shows no GPU: CUDA_VISIBLE_DEVICES may hide them, or the job has asked \
+                              for none"
+                .into()),
             _ => Err(format!("NVIDIA's driver does not start: {}", driver.text(status))),
         }
     }

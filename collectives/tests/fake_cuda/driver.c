@@ -4,7 +4,8 @@
  * FAKE_CUDA_PRIORITIES gets one for all that a stream is given, the stream's priority before it. FAKE_CUDA_REFUSE=KERNEL:N refuses
  * the N-th launch of a kernel. FAKE_CUDA_FAULT=KERNEL lets it read what is not there: from its first launch on nothing works
  * any more, which whoever waits hears, and with CUDA_LAUNCH_BLOCKING whoever launched it. FAKE_CUDA_HANG=KERNEL lets it run for ever.
- * FAKE_CUDA_GRAPHS=N has memory to make so many graphs ready.
+ * FAKE_CUDA_GRAPHS=N has memory to make so many graphs ready, FAKE_CUDA_LAUNCHES=N for so many launches of them. FAKE_CUDA_HIDDEN
+ * shows no GPU.
  * With FAKE_CUDA_PREPARED no kernel may be loaded once any was launched.
  * FAKE_CUDA_PAGES=N refuses to page-lock more bytes than that at once. FAKE_CUDA_CAPABILITY=89 is the GPUs' instead of 90, and
  * says how much shared memory a block has; FAKE_CUDA_LAST=70 is that of the last alone. */
@@ -17,7 +18,7 @@
 #include <unistd.h>
 
 enum { CONTEXT = 0xc0, STREAM = 0x57, EVENT = 0xe7, MODULE = 0x30, FUNCTION = 0xf0, GRAPH = 0x6a, READY = 0x6e };
-enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907 };
+enum { OUT_OF_MEMORY = 2, NO_DEVICE = 100, NO_BINARY = 209, NOT_READY = 600, ILLEGAL = 700, UNSUPPORTED = 900, INVALIDATED = 901, ISOLATION = 905, CAPTURED = 907 };
 /* Something for a stream to do, with all its values as they were when it was given. */
 typedef struct Work {
     struct Work *next;
@@ -153,7 +154,7 @@ int fakeGive(void *s, const char *name, void (*run)(const uint64_t *), int count
 #define GIVE(stream, name, run, ...) \
     fakeGive(stream, name, run, sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), (uint64_t[]){__VA_ARGS__})
 
-int cuInit(unsigned flags) { CHECK(flags == 0); return 0; }
+int cuInit(unsigned flags) { CHECK(flags == 0); return getenv("FAKE_CUDA_HIDDEN") ? NO_DEVICE : 0; }
 int cuDriverGetVersion(int *v) {
     const char *version = getenv("FAKE_CUDA_VERSION");
     *v = version ? atoi(version) : 13010;
@@ -359,6 +360,9 @@ int cuGraphInstantiateWithFlags(void **x, void *g, uint64_t flags) {
 }
 int cuGraphLaunch(void *x, void *s) {
     CHECK(current && is(x, READY) && is(s, STREAM) && !capturing && !((Thing *)s)->capturing);
+    const char *most = getenv("FAKE_CUDA_LAUNCHES");
+    static int launches;
+    if (most && __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED) > atoi(most)) return OUT_OF_MEMORY;
     note("- launched\n");
     for (Work *work = ((Thing *)x)->first; work; work = work->next) perform(work);
     return 0;

@@ -1,4 +1,5 @@
-/* NCCL between ranks that are threads of one process. */
+/* NCCL between ranks that are threads of one process. FAKE_NCCL_WAITS is as a file of settings with NCCL_COMM_BLOCKING=1, which the
+ * environment goes before. */
 #include "check.h"
 #include <pthread.h>
 #include <time.h>
@@ -106,6 +107,8 @@ int ncclCommInitRankConfig(void **comm, int size, Id id, int rank, Config *confi
     CHECK(size <= RANKS && rank >= 0 && rank < size && !strncmp(id.bytes, "fake-", 5));
     CHECK(config->magic == 0xcafebeef && config->size >= 48 && config->version == 21800 && config->blocking == 0);
     CHECK(config->cga == INT32_MIN && config->net == NULL && config->split == INT32_MIN);
+    const char *blocking = getenv("NCCL_COMM_BLOCKING");
+    CHECK(blocking ? !strcmp(blocking, "0") : !getenv("FAKE_NCCL_WAITS"));
     pthread_mutex_lock(&lock);
     Group *g = group_of(id, size);
     CHECK(g->size == size);

@@ -159,15 +159,21 @@ impl Gathered {
         let mut hasher = DefaultHasher::new();
         list.hash(&mut hasher);
         let hash = hasher.finish();
-        match self.graphs.get(&hash) {
-            Some((items, graph)) if **items == *list => return graph.launch(list, stream),
+        let known = match self.graphs.get(&hash) {
+            Some((items, graph)) if **items == *list => Some(graph.launch(list, stream)?),
             Some(_) => return issue(list, stream),
             None if self.graphs.len() == GRAPHS || self.remarks.is_none() => return issue(list, stream),
-            None => {}
+            None => None,
+        };
+        if known.is_some_and(|launched| launched) {
+            return Ok(());
         }
-        if self.seen.remove(&hash) {
-            if let Some(graph) = Graph::record(list, stream)? {
-                graph.launch(list, stream)?;
+        if known.is_some() || self.seen.remove(&hash) {
+            // Before its first launch a graph is not on the GPU, where there may be no place for it either.
+            if known.is_none()
+                && let Some(graph) = Graph::record(list, stream)?
+                && graph.launch(list, stream)?
+            {
                 self.graphs.insert(hash, (list.into(), graph));
                 return Ok(());
             }
@@ -241,12 +247,16 @@ impl Graph {
         Ok(Some(Graph { gpu, handle: ready }))
     }
 
-    /// Gives a stream the whole list, which is the one that was recorded.
-    fn launch(&self, list: &[Item], stream: &mut Stream) -> Result<()> {
+    /// Gives a stream the whole list, which is the one that was recorded; or nothing of it, and false, if the driver has no
+    /// memory for that.
+    fn launch(&self, list: &[Item], stream: &mut Stream) -> Result<bool> {
         let handle = stream.handle()?;
         // SAFETY: a live graph and stream; whoever has asked for the list keeps what it uses.
         let status = unsafe { (self.gpu.driver().graph_launch)(self.handle, handle) };
-        self.gpu.check_with(|| format!("launching {}", described(list)), status)
+        if status == driver::OUT_OF_MEMORY {
+            return Ok(false);
+        }
+        self.gpu.check_with(|| format!("launching {}", described(list)), status).map(|()| true)
     }
 }
 

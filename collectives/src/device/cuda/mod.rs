@@ -16,6 +16,6 @@ mod survey;
 pub use super::Urgency;
 pub use event::Event;
 pub use gpu::{Gpu, Properties};
-pub use nccl::{Nccl, share_gpu, share_gpu_on_one_host};
+pub use nccl::{BLOCKING, Nccl, share_gpu, share_gpu_on_one_host};
 pub use stream::Stream;
 pub use survey::{Found, Library, Survey};

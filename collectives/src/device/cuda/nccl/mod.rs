@@ -5,6 +5,9 @@ mod sharing;
 
 pub use sharing::{share_gpu, share_gpu_on_one_host};
 
+/// The variable of NCCL's that goes before what a communicator is told: unless it is 0, calls may wait for peers without an end.
+pub const BLOCKING: &str = "NCCL_COMM_BLOCKING";
+
 use super::gpu::Gpu;
 use super::stream::Stream;
 use crate::communicator::{Communicator, Lane, Message, Wire};
@@ -14,7 +17,7 @@ use crate::schedule::{Call, Kind};
 use comm::{Comm, Context, End};
 use cuda_sys::nccl::{self, Status, UniqueId};
 use sharing::Card;
-use std::ffi::c_int;
+use std::ffi::{OsString, c_int};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,9 +46,10 @@ impl Nccl {
     /// Joins the ranks of `host`, each with its GPU, within `timeout`. All ranks call it together.
     ///
     /// # Errors
-    /// No NCCL or one that is too old, other versions on other ranks, two ranks with one GPU that were not allowed to
-    /// share it, a rank that does not come.
+    /// No NCCL or one that is too old, or whose calls would wait ([`BLOCKING`]), other versions on other ranks, two ranks with one
+    /// GPU that were not allowed to share it, a rank that does not come.
     pub fn connect(host: &Communicator, gpu: &Gpu, timeout: Duration) -> Result<Self> {
+        waits(std::env::var_os(BLOCKING)).map_or(Ok(()), |why| Err(unavailable(why)))?;
         let library = nccl::Nccl::load().map_err(unavailable)?;
         let (rank, size) = (host.rank(), host.size());
         let context = Context { library: Arc::new(library), gpu: gpu.clone(), rank: host.job_rank(rank) };
@@ -136,6 +140,15 @@ fn check_split(version: u32) -> Result<()> {
     Err(unavailable(format!(
         "NCCL {has} crashes as a rank uses both communicators of a split group: take NCCL {wants} or newer"
     )))
+}
+
+/// Why NCCL is not used with this value of [`BLOCKING`], if it is not.
+fn waits(value: Option<OsString>) -> Option<String> {
+    let value = value.filter(|value| value != "0")?;
+    let value = value.to_string_lossy();
+    Some(format!(
+        "{BLOCKING}={value} lets its calls wait for peers that may never come: unset it, or set it to 0"
+    ))
 }
 
 fn unavailable(why: String) -> Error {
@@ -238,6 +251,13 @@ impl Wire<Stream> for Nccl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_that_wait_for_peers_are_refused() {
+        assert!([None, Some("0".into())].into_iter().all(|value| waits(value).is_none()));
+        let why = waits(Some("1".into())).expect("a reason");
+        assert!(why.starts_with("NCCL_COMM_BLOCKING=1 lets") && why.contains("unset it"), "{why}");
+    }
 
     #[test]
     fn groups_are_split_where_nccl_survives_it() {
