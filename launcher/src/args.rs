@@ -291,7 +291,7 @@ pub struct TrainArgs {
     pub trace_steps: Option<String>,
     /// Keep the state of the training below this directory: f32 weights and both moments of the optimizer, as often as
     /// --checkpoint-every says, at the end, and when SIGTERM or SIGUSR1 asks the run to end. Each takes the place of the one
-    /// before, or of the oldest of --checkpoint-keep, once it is whole.
+    /// before, or of the oldest of --checkpoint-keep, once it is whole. Ranks wait meanwhile, for each 5 GB at most --call-timeout.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// Steps between checkpoints; 0 makes one when the run ends only [default: 1000].
