@@ -14,6 +14,7 @@ mod math;
 mod operands;
 mod pack;
 mod product;
+mod split;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -29,6 +30,7 @@ use kernel::Isa;
 pub use kernel::has_faster_products;
 use pack::Mat;
 use product::{Addend, Out, Product, Scratch};
+use split::{cut, grid, pieces, tile};
 
 /// Rows whose gradient of a norm's weight is summed before the sums are added: fixed, for the same bits with
 /// any number of threads.
@@ -188,31 +190,6 @@ enum Gradient<'a, T: Element> {
     Into(ViewMut<'a, T>),
 }
 
-/// In how many pieces the heads of `groups` groups of `group` heads are computed by `threads` threads: so that the one with
-/// most to do has least, and no more of them than that takes.
-fn pieces(groups: usize, group: usize, threads: usize) -> usize {
-    let longest = |pieces: &usize| (groups * pieces).div_ceil(threads) * group.div_ceil(*pieces);
-    (1..=group).min_by_key(longest).unwrap_or(1)
-}
-
-/// How many parts to split rows and columns into for about `parts` in all, each as square as possible.
-fn grid(rows: usize, columns: usize, parts: usize) -> (usize, usize) {
-    let fits = |across: usize| across.min(columns.div_ceil(32)).max(1);
-    (1..=parts)
-        .map(|down| (down.min(rows.div_ceil(14)).max(1), fits(parts / down)))
-        .max_by_key(|&(down, across)| {
-            let side = (rows / down).min(columns / across);
-            (down * across, side)
-        })
-        .unwrap_or((1, 1))
-}
-
-/// Cuts `len` into `parts` at multiples of `step`.
-fn cut(len: usize, parts: usize, step: usize, i: usize) -> std::ops::Range<usize> {
-    let steps = len.div_ceil(step);
-    (steps * i / parts * step).min(len)..(steps * (i + 1) / parts * step).min(len)
-}
-
 impl<T: Float> Ops<T> for Cpu {
     /// What a product reads without packing, and nothing has to round.
     type Work = f32;
@@ -262,10 +239,11 @@ impl<T: Float> Ops<T> for Cpu {
         let (left, right) = (mat(left), mat(right));
         let (isa, per_thread) = (self.isa::<T>(), self.words);
         let words = self.scratch();
-        let (down, across) = grid(m, n, self.team.count());
+        let (high, wide) = tile(isa);
+        let (down, across) = grid(m, n, self.team.count(), (high, wide));
         self.team.each(down * across, |task, thread| {
-            let rows = cut(m, down, 14, task / across);
-            let columns = cut(n, across, 32, task % across);
+            let rows = cut(m, down, high, task / across);
+            let columns = cut(n, across, wide, task % across);
             if rows.is_empty() || columns.is_empty() {
                 return;
             }

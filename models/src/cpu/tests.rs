@@ -423,14 +423,3 @@ fn embedding_gradients_are_summed_by_token() {
         assert!(results.windows(2).all(|r| r[0] == r[1]), "{hidden} columns: the same bits everywhere");
     }
 }
-
-#[test]
-fn grids_never_exceed_the_matrix_or_lose_a_part() {
-    for (m, n, threads) in [(1, 1, 8), (1024, 512, 2), (1024, 512, 7), (28, 4096, 16), (5, 33, 3)] {
-        let (down, across) = grid(m, n, threads);
-        assert!(down * across <= threads && down * across >= 1);
-        let rows: usize = (0..down).map(|i| cut(m, down, 14, i).len()).sum();
-        let columns: usize = (0..across).map(|i| cut(n, across, 32, i).len()).sum();
-        assert_eq!((rows, columns), (m, n));
-    }
-}
