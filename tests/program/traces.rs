@@ -102,6 +102,25 @@ fn a_trace_has_the_steps_that_were_asked_for_of_every_rank() {
     bench.nothing_left();
 }
 
+/// Whatever the length of what ranks tell each other for it: here some 2 KiB a step.
+#[test]
+fn a_trace_takes_nothing_that_was_not_planned() {
+    let bench = bench();
+    bench.text("text.txt", 5000);
+    let train = "train --model baby --data text.txt --ranks 2 --micro-batch 1 --seq 16 --steps 3 --sample 0 --quiet \
+                 --val-fraction 0 --metrics m.jsonl";
+    for steps in ["2-2", "1-3"] {
+        bench.run(&format!("{train} --trace t.json --trace-steps {steps}")).success();
+        let lines = json_lines(&bench.path("m.jsonl"));
+        let summary = &lines[lines.len() - 1]["summary"];
+        for rank in summary["ranks"].as_array().expect("ranks") {
+            assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "--trace-steps {steps}: {rank}");
+        }
+        assert_eq!(summary["ranks"][0]["memory"], summary["predicted_memory"], "--trace-steps {steps}");
+    }
+    bench.nothing_left();
+}
+
 /// A job that is started again has the command that it had the first time.
 #[test]
 fn a_training_that_goes_on_traces_what_is_left_to_make() {

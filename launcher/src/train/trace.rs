@@ -23,8 +23,11 @@ const MOST: usize = 1 << 20;
 const MOST_OF_A_RANK: usize = 1 << 18;
 /// A step has at least itself, a forward, a backward and an update.
 const LEAST_OF_A_STEP: usize = 4;
-/// Rank 0 fetches the others' under this tag.
+/// Rank 0 fetches the others' under this tag,
 const TAG: u32 = 1;
+/// and so many numbers at once, 2 KiB: the engine has room for such a message anyway. For a longer one it would make and keep
+/// some, which no plan counts.
+const PART: usize = 256;
 
 /// A trace under way on one rank.
 pub struct Tracing<'a> {
@@ -116,7 +119,7 @@ impl<'a> Tracing<'a> {
             agree::exchange(comm, &format!("{count} {} {} {since} {boot} {host}", self.origin, lost.count))?;
         let packed: Vec<u64> = spans.iter().flat_map(|span| span.pack()).collect();
         if comm.rank() > 0 {
-            comm.send(&packed[..], 0, TAG)?;
+            packed.chunks(PART).try_for_each(|part| comm.send(part, 0, TAG))?;
             return Ok(None);
         }
         let mut ranks = Vec::with_capacity(comm.size());
@@ -128,7 +131,7 @@ impl<'a> Tracing<'a> {
             let mut theirs = vec![0u64; 4 * number(0) as usize];
             match rank {
                 0 => theirs.copy_from_slice(&packed),
-                _ => comm.recv(&mut theirs[..], rank, TAG)?,
+                _ => theirs.chunks_mut(PART).try_for_each(|part| comm.recv(part, rank, TAG))?,
             }
             let (spans, _) = theirs.as_chunks::<4>();
             let spans = spans.iter().map(|&numbers| Span::unpack(numbers)).collect();
