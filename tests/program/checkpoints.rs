@@ -258,6 +258,16 @@ fn what_cannot_be_gone_on_with_is_told() {
     let said = said.success().stderr;
     assert!(said.contains("goes on with --steps 5 instead of 3, --lr 0.0001 instead of 0.001"), "{said}");
     assert!(said.contains("after step 3"), "{said}");
+    // Of the same text that more of it is held out, and of another that it is another.
+    let on = |flags: &str| {
+        let train = TRAIN.replace("--quiet", "");
+        bench.run(&format!("{train} --steps 5 --checkpoint ckpt --resume {flags}")).success().stderr
+    };
+    let said = on("--lr 1e-4 --val-fraction 0.2");
+    assert!(said.contains("goes on with 600 tokens held out instead of 300"), "{said}");
+    bench.text("text.txt", 3001);
+    assert!(on("").contains("another --data"));
+    bench.text("text.txt", 3000);
     // One that is broken is no reason to begin anew.
     fs::remove_file(bench.path("ckpt/step-5/second_moments/model.safetensors")).unwrap();
     let train = format!("{TRAIN} --steps 9 --checkpoint ckpt --resume");

@@ -1,6 +1,7 @@
 //! A checkpoint that was found, and how a training goes on from it.
 
 use super::{KEPT_STATES, TRAINING, is_state, last_step, name, number};
+use crate::data::Feed;
 use crate::failure::{Failure, Result};
 use crate::human::several;
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
@@ -14,7 +15,7 @@ use zero::{Kept, Scale, Source, Standing, Trainer};
 
 /// Settings that change what is learnt: of these it is told that they are others now. The shape has to be the same.
 const TOLD: [&str; 27] = [
-    "--data",
+    DATA,
     "--val-data",
     "--tokenizer",
     "--dtype",
@@ -44,7 +45,10 @@ const TOLD: [&str; 27] = [
 ];
 
 /// Those of which what is kept says only whether they are others.
-const DIGESTS: [&str; 3] = ["--data", "--val-data", "--tokenizer"];
+const DIGESTS: [&str; 3] = [DATA, "--val-data", "--tokenizer"];
+
+/// Of it also how much is held out.
+const DATA: &str = "--data";
 
 /// What the scale of a loss goes on by.
 const LOSS_SCALE: &str = "--loss-scale";
@@ -211,9 +215,11 @@ impl State {
         let now = signature(plan);
         let other = now.iter().filter(|(flag, _)| TOLD.contains(flag)).filter_map(|(flag, value)| {
             let then = self.setting(flag)?;
-            (then != value).then(|| match DIGESTS.contains(flag) {
-                true => format!("another {flag}"),
-                false => format!("{flag} {value} instead of {then}"),
+            let held_out = || Feed::held_otherwise(then, value).filter(|_| *flag == DATA);
+            (then != value).then(|| match (DIGESTS.contains(flag), held_out()) {
+                (true, Some([then, now])) => format!("{now} tokens held out instead of {then}"),
+                (true, None) => format!("another {flag}"),
+                (false, _) => format!("{flag} {value} instead of {then}"),
             })
         });
         let ranks = self.setting("ranks").unwrap_or_default();

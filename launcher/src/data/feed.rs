@@ -258,6 +258,17 @@ impl Feed {
         }
     }
 
+    /// How many tokens of `--data` were held out then and are now, by their fingerprints, where nothing else is otherwise.
+    pub fn held_otherwise<'a>(then: &'a str, now: &'a str) -> Option<[&'a str; 2]> {
+        let parts = |told: &'a str| {
+            let (all, rest) = told.split_once(", ")?;
+            let (held_out, digest) = rest.split_once(" held out, ")?;
+            Some(((all, digest), held_out))
+        };
+        let ((data, then), (same, now)) = (parts(then)?, parts(now)?);
+        (data == same && then != now).then_some([then, now])
+    }
+
     /// How many tokens of `--data` are held out.
     fn held_of_data(&self) -> usize {
         self.data.len - self.train.len()
