@@ -329,6 +329,12 @@ fn a_shape_that_transformers_would_refuse_goes_on_too() {
     train("--steps 3 --checkpoint ckpt");
     assert_eq!(train("--steps 5 --checkpoint ckpt --resume"), whole[3..]);
     assert_eq!(kept(&bench), ["step-5"]);
+    // Its training is done: what is left to say is who takes it.
+    let refused = bench.run("checkpoint ckpt --save m");
+    let eval = "eval --model ckpt/step-5/weights";
+    let refused = refused.refusal(2, &["5 heads", &format!("'caravan {eval}' takes this one as it is")]);
+    assert!(!refused.stderr.contains("trained"), "{}", refused.stderr);
+    bench.run(&format!("{eval} --data text.txt --seq 16")).success();
     bench.nothing_left();
 }
 

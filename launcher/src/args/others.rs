@@ -58,7 +58,7 @@ pub struct ReportArgs {
 
 A state has the weights and both moments of the optimizer in f32, each as a Hugging Face directory, and training.json, which \
 tells of every file its length and the CRC-32 of its bytes, as zlib has it. Its weights are a model as they are, too, for \
-'caravan eval' and transformers.")]
+'caravan eval' and, of shapes that it takes, transformers.")]
 pub struct CheckpointArgs {
     /// What 'caravan train --checkpoint' was given, of which the last state is meant, or a step-N in it.
     #[arg(value_name = "DIR")]

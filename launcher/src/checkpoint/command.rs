@@ -40,7 +40,11 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         check_place(&state, save)?;
         let bytes = weights.config().parameters().saturating_mul(dtype.dtype().size() as u64);
         hf::check_destination(save, bytes).map_err(|e| Failure::usage(format!("--save: {e}")))?;
-        hf::check_loadable(weights.config()).map_err(|e| Failure::usage(format!("--save: {e}")))?;
+        hf::check_loadable(weights.config()).map_err(|e| {
+            let here = state.dir().join(name(Kept::Weights));
+            let as_it_is = format!("'caravan eval --model {}' takes this one as it is", here.display());
+            Failure::usage(format!("--save: {e}, and {as_it_is}"))
+        })?;
     }
     if !args.json {
         out::text(description(&state, weights.config(), &told, &others))?;

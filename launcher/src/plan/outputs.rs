@@ -22,10 +22,11 @@ pub fn check_outputs(
     let bytes = model.config.parameters() * dtype.dtype().size() as u64;
     save.map_or(Ok(()), |dir| files::check_name("--save", dir, "the name of a directory"))?;
     let place = save.map(|dir| {
-        models::hf::check_loadable(&model.config)?;
-        models::hf::check_destination(dir, bytes)
+        let without = |e| Failure::usage(format!("--save: {e}, and this one be trained without that"));
+        models::hf::check_loadable(&model.config).map_err(without)?;
+        models::hf::check_destination(dir, bytes).map_err(|e| Failure::usage(format!("--save: {e}")))
     });
-    let place = place.transpose().map_err(|e| Failure::usage(format!("--save: {e}")))?;
+    let place = place.transpose()?;
     if let Some(place) = &place {
         check_kept(model, tokenizer, data, place)?;
     }

@@ -164,7 +164,7 @@ pub fn check_loadable(config: &LlamaConfig) -> Result<()> {
         true => Ok(()),
         false => Err(Error::config(format!(
             "transformers 5 would not load what is saved, because the hidden size {hidden} is no multiple of the {heads} \
-             heads: a model whose heads divide its hidden size can be saved, and this one be trained without that"
+             heads: a model whose heads divide its hidden size can be saved"
         ))),
     }
 }
