@@ -272,7 +272,8 @@ pub struct TrainArgs {
     /// Steps between evaluations on the held-out tokens; 0 evaluates at the end only [default: 500].
     #[arg(long, value_name = "N")]
     pub eval_every: Option<usize>,
-    /// Tokens of an evaluation, the first of those held out; the one at the end takes all of them [default: 1048576].
+    /// Tokens of an evaluation, the first of those held out, in whole sequences only and at least one; the one at the end takes
+    /// all of them [default: 1048576].
     #[arg(long, value_name = "N")]
     pub eval_tokens: Option<usize>,
     /// The part of the tokens, at their end, that is held out [default: 0.1, of data that nobody named at most 131072
