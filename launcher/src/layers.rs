@@ -140,8 +140,11 @@ impl Layers {
         &self,
         label: &str,
         mut outer: Box<dyn transport::Transport>,
-        nodes: impl FnOnce(&mut dyn transport::Transport) -> Result<Nodes>,
-        inner: impl FnOnce(&mut dyn transport::Transport, &Nodes) -> Result<Option<Box<dyn transport::Transport>>>,
+        nodes: impl FnOnce(&mut dyn transport::Transport) -> collectives::Result<Nodes>,
+        inner: impl FnOnce(
+            &mut dyn transport::Transport,
+            &Nodes,
+        ) -> collectives::Result<Option<Box<dyn transport::Transport>>>,
     ) -> Result<Box<dyn transport::Transport>> {
         let world = outer.size();
         if self.inside.is_none() {
@@ -150,9 +153,9 @@ impl Layers {
             return Ok(Box::new(Emulated::new(label, outer, link, nodes)?));
         }
         let made = nodes(&mut *outer).and_then(|nodes| Ok((inner(&mut *outer, &nodes)?, nodes)));
-        let (mut inner, nodes) = made.inspect_err(|failure| {
+        let (mut inner, nodes) = made.inspect_err(|error| {
             // Or else ranks of other nodes would take this one's end for an orderly one.
-            outer.abort(&collectives::Error::GivenUp(failure.to_string()));
+            outer.abort(error);
         })?;
         if let Some(link) = self.link {
             outer = Box::new(Emulated::new(label, outer, link, Nodes::apart(world))?);
@@ -256,11 +259,14 @@ mod tests {
         let mut ranks = transport::threads::group(2);
         let mut other = ranks.pop().unwrap();
         let rank = Box::new(ranks.pop().unwrap());
-        let inner = |_: &mut dyn transport::Transport, _: &Nodes| Err(Failure::run("no shared memory"));
+        let inner = |_: &mut dyn transport::Transport, _: &Nodes| {
+            Err(collectives::Error::PeerLost { rank: 0, peer: 5, how: "had no shared memory".into() })
+        };
         let failed = layers.over("threads+threads", rank, |_| Ok(Nodes::apart(2)), inner).err().unwrap();
-        assert_eq!(failed.to_string(), "no shared memory");
+        assert!(failed.to_string().starts_with("rank 5 had no shared memory"), "{failed}");
+        // Whose it is, and not who has noticed.
         let heard = transport::Transport::check(&mut other).unwrap_err().to_string();
-        assert!(heard.contains("no shared memory"), "{heard}");
+        assert!(heard.starts_with("rank 5 had no shared memory"), "{heard}");
     }
 
     #[test]

@@ -283,12 +283,12 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
         &ranks.label,
         transport,
         |outer| match &*met.borrow() {
-            Some(rendezvous) => Ok(rendezvous.nodes(per_node)?),
-            None => Ok(bootstrap::nodes_of(outer, &options, per_node)?),
+            Some(rendezvous) => rendezvous.nodes(per_node),
+            None => bootstrap::nodes_of(outer, &options, per_node),
         },
         |outer, nodes| match &mut *met.borrow_mut() {
-            Some(rendezvous) => Ok(rendezvous.shm_inside(nodes, &options)?),
-            None => Ok(bootstrap::shm_inside(outer, identity, &options, nodes)?),
+            Some(rendezvous) => rendezvous.shm_inside(nodes, &options),
+            None => bootstrap::shm_inside(outer, identity, &options, nodes),
         },
     )?;
     Ok((ranks.communicator(transport)?, native))
@@ -427,13 +427,13 @@ fn communicator(ranks: &Ranks, member: threads::Threads) -> Result<Communicator>
         Box::new(member),
         |outer| {
             let (size, per_node) = (outer.size(), ranks.layers.per_node);
-            Ok(Nodes::by_hand(size, per_node.unwrap_or(PerNode::Block(size)))?)
+            Nodes::by_hand(size, per_node.unwrap_or(PerNode::Block(size)))
         },
         |outer, nodes| {
             let node = nodes.with(outer.rank());
-            Ok((node.len() > 1)
+            (node.len() > 1)
                 .then(|| outer.subgroup(node, node[0] as u64, ranks.rendezvous_timeout))
-                .transpose()?)
+                .transpose()
         },
     )?;
     ranks.communicator(transport)

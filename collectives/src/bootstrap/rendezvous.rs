@@ -136,7 +136,7 @@ impl Rendezvous {
     /// As [`join`](Self::join).
     pub fn among(identity: &Identity, job: &str, options: &Options, node: &[usize]) -> Result<Self> {
         let token = identity.token.clone().unwrap_or_default();
-        meet_node((identity.rank, identity.world), (job, token), node, options, board(identity)?)
+        meet_node((identity.rank, identity.world), (job, token), node, options, board(identity)?, None)
     }
 
     /// Which ranks share a node: those of one host, or as `per_node` says, for smaller nodes than there are (a cluster's
@@ -148,15 +148,26 @@ impl Rendezvous {
         self.hosts.nodes(per_node)
     }
 
-    /// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks of a
-    /// host call it together, with the same nodes, none of which spans hosts. Ranks of different hosts have nothing to say to
-    /// each other for that.
+    /// Shared memory among the ranks of this rank's node, in their order; None where this rank is alone there. All ranks
+    /// call it together, with the same nodes, none of which spans hosts. Where those are the hosts, ranks of different ones have
+    /// nothing to say to each other for that.
     ///
     /// # Errors
     /// As [`join`](Self::join), and those of [`ShmTransport::connect`].
     pub fn shm_inside(&mut self, nodes: &Nodes, options: &Options) -> Result<Option<Box<dyn Transport>>> {
+        if *nodes == self.nodes(None)? {
+            return self.shm_of(nodes.with(self.rank()), options);
+        }
+        let node = nodes.with(self.rank());
+        let inside = self.shm_of(node, options).map_err(|error| self.star.tell(error))?;
+        // Nobody leaves the star of all while others wait below it.
+        self.barrier()?;
+        Ok(inside)
+    }
+
+    /// The same of this rank's `node`.
+    fn shm_of(&mut self, node: &[usize], options: &Options) -> Result<Option<Box<dyn Transport>>> {
         let rank = self.rank();
-        let node = nodes.with(rank);
         if node.len() == 1 {
             return Ok(None);
         }
@@ -164,7 +175,8 @@ impl Rendezvous {
             return Ok(Some(Box::new(ShmTransport::connect(self, options)?)));
         }
         let named = (self.local_job.as_str(), self.token.clone());
-        let mut inside = meet_node((rank, self.job_size), named, node, options, self.board.clone())?;
+        let above = Some(&*self.star);
+        let mut inside = meet_node((rank, self.job_size), named, node, options, self.board.clone(), above)?;
         Ok(Some(Box::new(ShmTransport::connect(&mut inside, options)?)))
     }
 
@@ -313,13 +325,14 @@ fn meet_world(
 }
 
 /// The ranks of one node, of which `rank` of a job of `world` is one, by a name for the job that all of them have, and with
-/// the job's secret.
+/// the job's secret, while those of a star above, if there is one, are all there.
 fn meet_node(
     (rank, world): (usize, usize),
     (job, token): (&str, String),
     node: &[usize],
     options: &Options,
     board: Option<Arc<Board>>,
+    above: Option<&Star>,
 ) -> Result<Rendezvous> {
     let index = node
         .iter()
@@ -328,7 +341,7 @@ fn meet_node(
     let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
     let (timeout, program) = (options.timeout, options.program);
     let me = Member { ranks: node, index, world, token: &token, job, program };
-    let star = Star::meet(&place, &me, timeout, board.as_deref(), None)?;
+    let star = Star::meet(&place, &me, timeout, board.as_deref(), above)?;
     let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
     let local_job = job.to_owned();
     let star = Arc::new(star);

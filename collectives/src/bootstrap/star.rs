@@ -78,7 +78,7 @@ impl Star {
         }
         if self.index > 0 {
             wire::write(&self.links[0], Kind::Data, blob, &wait)
-                .map_err(|t| self.lost(0, wire::heard(&self.links[0], t, &wait), "exchange", timeout))?;
+                .map_err(|t| self.gone(wire::heard(&self.links[0], t, &wait), &wait, "exchange", timeout))?;
             let all = self.answer(Kind::Data, &wait, timeout, "exchange")?;
             return unpack(&all, self.ranks.len())
                 .ok_or_else(|| Error::Launch("the rendezvous sent a malformed exchange".into()));
@@ -137,9 +137,10 @@ impl Star {
         if self.index > 0 {
             let link = &self.links[0];
             wire::send_fds(link, fds, &wait)
-                .map_err(|t| self.lost(0, wire::heard(link, t, &wait), what, timeout))?;
+                .map_err(|t| self.gone(wire::heard(link, t, &wait), &wait, what, timeout))?;
+            // What is wrong here the others hear in place of what this member sends next.
             let all = wire::recv_fds(link, each * self.ranks.len(), &wait)
-                .map_err(|t| self.lost(0, t, what, timeout))?;
+                .map_err(|t| self.tell(self.gone(t, &wait, what, timeout)))?;
             return Ok(by_member(all, each));
         }
         let own = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
@@ -275,7 +276,12 @@ impl Star {
 
     /// The frame the middle owes us.
     fn answer(&self, due: Kind, wait: &Wait<'_>, timeout: Duration, what: &str) -> Result<Vec<u8>> {
-        answer(wire::read(&self.links[0], wait), due, wait.rank, |t| self.lost(0, t, what, timeout))
+        answer(wire::read(&self.links[0], wait), due, wait.rank, |t| self.gone(t, wait, what, timeout))
+    }
+
+    /// The middle is, as far as this member sees; another may know better why.
+    fn gone(&self, trouble: Trouble, wait: &Wait<'_>, what: &str, after: Duration) -> Error {
+        self.lost(0, wait.explained(trouble), what, after)
     }
 
     fn lost(&self, member: usize, trouble: Trouble, what: &str, after: Duration) -> Error {

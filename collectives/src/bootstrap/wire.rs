@@ -261,6 +261,8 @@ const NOBODY: u32 = u32::MAX;
 pub(super) fn refuse<'a>(links: impl Iterator<Item = &'a Stream>, error: &Error, rank: usize) {
     let (peer, text) = match error {
         Error::PeerLost { peer, how, .. } => (*peer as u32, how.clone()),
+        // Of this rank alone, which does not say so.
+        Error::System { .. } => (rank as u32, format!("gave up: {error}")),
         Error::Launch(text) => (NOBODY, text.clone()),
         other => (NOBODY, other.to_string()),
     };

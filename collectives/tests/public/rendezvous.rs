@@ -132,6 +132,28 @@ fn a_rank_that_cannot_map_the_memory_of_another_fails_all() {
     }
 }
 
+/// Between the meeting of all and that of its node, here one of those that are smaller than the host.
+#[test]
+fn a_rank_that_is_lost_before_its_node_meets_is_named_by_all() {
+    let test = this_test!();
+    if is_rank(test) {
+        let me = identity();
+        let options = Options { timeout: Duration::from_secs(600), ..Options::default() };
+        let mut meeting = Rendezvous::join(&me, &options).expect("a meeting");
+        if me.rank != 3 {
+            let error =
+                meeting.shm_inside(&Nodes::of(&[0, 0, 1, 1, 2]), &options).err().expect("rank 3 is lost");
+            eprintln!("{error}");
+        }
+        exit(i32::from(me.rank != 3));
+    }
+    let ranks = [0, 1, 2, 3, 4].map(|rank| start(test, rank, 5, &[]));
+    for (rank, child) in ranks.into_iter().enumerate().filter(|&(rank, _)| rank != 3) {
+        let said = text(child);
+        assert!(said.contains("rank 3 was lost"), "rank {rank}: {said}");
+    }
+}
+
 #[test]
 fn a_rank_that_is_stopped_does_not_run_out_of_time() {
     let test = this_test!();

@@ -352,7 +352,11 @@ fn missing(
     let gone: Vec<usize> =
         joined.iter().zip(&me.ranks[1..]).filter(|(j, _)| j.is_none()).map(|(_, &r)| r).collect();
     let they = if gone.len() == 1 { "it" } else { "they" };
+    let (of, part) = (me.ranks.len(), me.ranks.len() < me.world);
+    let of = if part { format!("the {of} that share a host or node") } else { of.to_string() };
     let hint = match place {
+        // Who has met all others before is neither on another host nor of another job.
+        Place::Unix(_) if part => format!("{they} may hang"),
         Place::Unix(_) => OF_ONE_HOST.to_owned(),
         Place::Tcp(_) => {
             format!(
@@ -365,10 +369,9 @@ fn missing(
         some => format!("; who came and was sent away: {}", some.join(", ")),
     };
     Error::Launch(format!(
-        "rendezvous of job {}: {} of {} did not arrive at {place} within {timeout:?}; {hint}{sent_away}",
+        "rendezvous of job {}: {} of {of} did not arrive at {place} within {timeout:?}; {hint}{sent_away}",
         me.job,
-        hosts::list(&gone),
-        me.ranks.len()
+        hosts::list(&gone)
     ))
 }
 

@@ -379,3 +379,50 @@ fn blobs_of_any_length_reach_every_member() {
         }
     }
 }
+
+/// The two members of a star, of which the first is in the middle.
+fn pair(what: &str) -> [Star; 2] {
+    let name = format!("caravan-test-{what}-{}", std::process::id());
+    let member = |index| {
+        let place = Place::Unix(name.clone());
+        std::thread::spawn(move || {
+            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "pair", program: "p" };
+            Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap()
+        })
+    };
+    [0, 1].map(member).map(|thread| thread.join().unwrap())
+}
+
+#[test]
+fn what_fails_one_member_is_told_as_its_failure() {
+    let hour = Duration::from_secs(3600);
+    for who in [0, 1] {
+        let pair = pair(&format!("own-{who}"));
+        pair[who].tell(Error::system("opening files", "too many"));
+        let heard = pair[1 - who].exchange(b"mine", hour, None).unwrap_err().to_string();
+        assert_eq!(heard, format!("rank {who} gave up: opening files: too many; rank {} stops", 1 - who));
+    }
+}
+
+/// The middle's connections may end before its supervisor has seen its end.
+#[test]
+fn what_a_supervisor_says_of_the_middle_is_waited_for() {
+    let hour = Duration::from_secs(3600);
+    for descriptors in [false, true] {
+        let [middle, leaf] = pair(&format!("board-{descriptors}"));
+        let (board, _memory) = crate::bootstrap::Board::create(2).unwrap();
+        drop(middle);
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                board.record(0, crate::bootstrap::Ending::Killed(9));
+            });
+            let own = [leaf.links[0].fd()];
+            match descriptors {
+                false => leaf.exchange(b"mine", hour, Some(&board)).unwrap_err(),
+                true => leaf.exchange_fds(&own, hour, Some(&board)).unwrap_err(),
+            }
+        });
+        assert!(error.to_string().contains("was killed by signal 9"), "{error}");
+    }
+}

@@ -115,16 +115,15 @@ impl Descriptors {
     }
 
     fn too_few(&self, wait: &Wait<'_>) -> Trouble {
-        let text = format!(
-            "only {} of {} descriptors of its peers' memory came: its limit of open files (ulimit -n) is too low",
-            self.come.len(),
-            self.due
-        );
+        let (come, due) = (self.come.len(), self.due);
+        let problem =
+            format!("only {come} of {due} descriptors came: the limit of open files (ulimit -n) is too low");
+        let error = Error::system("opening the memory of peers", problem);
         // Before others notice that it is gone, and take that for the cause.
         if let Some(board) = wait.board {
-            board.announce(wait.rank, &text);
+            board.announce(wait.rank, &error.to_string());
         }
-        Trouble::Job(Error::Launch(text))
+        Trouble::Job(error)
     }
 }
 
