@@ -66,11 +66,11 @@ impl Chart {
         (!chart.lines.is_empty()).then_some(chart)
     }
 
-    /// Adds what was found now and then.
-    pub fn with_marks<'a>(mut self, marks: impl Iterator<Item = (usize, &'a [(u64, f64)])>) -> Self {
+    /// Adds what was found now and then, joined within each of `marks`.
+    pub fn with_marks(mut self, marks: impl Iterator<Item = (usize, Vec<(u64, f64)>)>) -> Self {
         for (training, found) in marks {
-            let drawn = found.iter().filter(|point| can_be_drawn(point.1));
-            let points: Vec<_> = drawn.map(|&(step, value)| (step as f64, value)).collect();
+            let drawn = found.into_iter().filter(|point| can_be_drawn(point.1));
+            let points: Vec<_> = drawn.map(|(step, value)| (step as f64, value)).collect();
             if !points.is_empty() {
                 self.lines.push(Line { training, points, marked: true });
             }
@@ -232,7 +232,7 @@ mod tests {
         let chart = Chart::of("loss", "nats", &training, |s| s.loss).unwrap();
         let lengths: Vec<usize> = chart.lines.iter().map(|line| line.points.len()).collect();
         assert_eq!(lengths, [2, 1]);
-        let marked = chart.with_marks([(0, &[(4, 3.5), (5, f64::NAN)][..])].into_iter());
+        let marked = chart.with_marks([(0, vec![(4, 3.5), (5, f64::NAN)])].into_iter());
         assert_eq!(marked.lines[2].points, [(4.0, 3.5)]);
         // One mark for what was found, and one for a line of a single point.
         assert_eq!(marked.svg().unwrap().matches("<circle").count(), 2);

@@ -151,10 +151,20 @@ fn results(trainings: &[Training]) -> Vec<(String, Vec<String>)> {
         told(t.steps.last().map_or(f64::NAN, |s| s.loss), |x| format!("{x:.4}"))
     });
     row("held-out loss, last", &|t| {
-        told(t.evaluations.last().map_or(f64::NAN, |e| e.1), |x| format!("{x:.4}"))
+        told(t.evaluations.last().map_or(f64::NAN, |e| e.loss), |x| format!("{x:.4}"))
     });
-    row("held-out loss, least", &|t| {
-        told(t.evaluations.iter().map(|e| e.1).fold(f64::NAN, f64::min), |x| format!("{x:.4}"))
+    row("held-out loss, least of as many tokens as the last", &|t| {
+        let last = t.evaluations.last().map(|e| e.tokens);
+        let comparable = t.evaluations.iter().filter(|e| Some(e.tokens) == last);
+        told(comparable.map(|e| e.loss).fold(f64::NAN, f64::min), |x| format!("{x:.4}"))
+    });
+    row("held-out losses, and of how many tokens", &|t| {
+        let all = t.held_out().into_iter().map(|(tokens, found)| {
+            let tokens = tokens.map_or("a number that is not told".into(), |n| n.to_string());
+            format!("{} of {tokens}", found.len())
+        });
+        let all: Vec<_> = all.collect();
+        if all.is_empty() { "–".into() } else { all.join(", ") }
     });
     row("tokens/s, median of steps", &|t| told(rate(t), human::rate));
     if trainings.len() > 1 {
@@ -176,10 +186,12 @@ fn results(trainings: &[Training]) -> Vec<(String, Vec<String>)> {
 }
 
 fn figures(trainings: &[Training]) -> Result<String> {
-    let evaluations = || trainings.iter().enumerate().map(|(at, t)| (at, t.evaluations.as_slice()));
+    let held_out = |(at, t): (usize, &Training)| t.held_out().into_values().map(move |found| (at, found));
+    let marks = trainings.iter().enumerate().flat_map(held_out);
     let of = |title: &str, unit, of: fn(&Step) -> f64| Chart::of(title, unit, trainings, of);
     let charts = [
-        of("Loss (points: held out)", "nats a token", |s| s.loss).map(|c| c.with_marks(evaluations())),
+        of("Loss (points: held out, joined where of as many tokens)", "nats a token", |s| s.loss)
+            .map(|c| c.with_marks(marks)),
         of("Speed", "tokens/s", |s| s.tokens / s.seconds).map(Chart::with_zero),
         of("Exposed communication", "% of a step", |s| 100.0 * s.exposed / s.seconds).map(Chart::with_zero),
         of("Norm of the gradient", "", |s| s.grad_norm).map(Chart::with_zero),
@@ -375,6 +387,47 @@ mod tests {
         assert!(different.contains("<td>seed</td><td>–</td><td>3</td>"), "{different}");
         assert!(!different.contains("hidden") && !different.contains("start_time"), "{different}");
         assert!(all.contains("<td>model.hidden</td><td>8</td><td>8</td>"), "{all}");
+    }
+
+    #[test]
+    fn held_out_losses_of_other_numbers_of_tokens_are_no_series() {
+        let evaluation = |step: u64, loss: f64, tokens: Value| {
+            let found = json!({"step": step, "loss": loss, "tokens": tokens});
+            json!({"evaluation": found})
+        };
+        let of = |tokens: [Value; 3]| {
+            let [a, b, c] = tokens;
+            let lines = [
+                json!({"run": {}}),
+                step(1, 5.0),
+                evaluation(1, 0.5, a),
+                step(2, 4.0),
+                evaluation(2, 0.25, b),
+                step(3, 4.0),
+                evaluation(3, 15.0, c),
+            ];
+            html("held out", &[read(&lines).unwrap()]).unwrap()
+        };
+        // The lines drawn last are the training's, of three steps, and those of what is held out.
+        let cases: [(_, _, _, &[usize]); 4] = [
+            ([json!(20), json!(20), json!(90)], "15.0000", "2 of 20, 1 of 90", &[3, 2, 1]),
+            ([json!(90), json!(20), json!(90)], "0.5000", "1 of 20, 2 of 90", &[3, 1, 2]),
+            ([json!(90), json!(90), json!(90)], "0.2500", "3 of 90", &[3, 3]),
+            ([Value::Null, Value::Null, Value::Null], "0.2500", "3 of a number that is not told", &[3, 3]),
+        ];
+        for (tokens, least, told, drawn) in cases {
+            let page = of(tokens);
+            assert!(page.contains("<td>held-out loss, last</td><td>15.0000</td>"), "{page}");
+            let row = format!("least of as many tokens as the last</td><td>{least}</td>");
+            assert!(page.contains(&row) && page.contains(&format!("<td>{told}</td>")), "{page}");
+            let figure = page.split("<figure>").find(|figure| figure.contains("points: held out")).unwrap();
+            let lines = figure.split("<polyline").skip(1).map(|line| {
+                let points = line.split_once(" points=\"").unwrap().1.split('"').next().unwrap();
+                points.split_whitespace().count()
+            });
+            let lengths: Vec<usize> = lines.collect();
+            assert!(lengths.ends_with(drawn), "{lengths:?}");
+        }
     }
 
     #[test]

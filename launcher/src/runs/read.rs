@@ -3,6 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::files::label;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,14 +17,24 @@ pub struct Training {
     pub about: Value,
     /// What came of each step, by number.
     pub steps: Vec<Step>,
-    /// Held-out losses, each after how many steps.
-    pub evaluations: Vec<(u64, f64)>,
+    /// Held-out losses, one a step.
+    pub evaluations: Vec<Evaluation>,
     /// What its last run came to, if it ended.
     pub summary: Option<Value>,
     /// How many runs it took.
     pub runs: usize,
     /// Steps that were lost with a run and made again.
     pub again: usize,
+}
+
+/// A held-out loss, which is NaN where it is no number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// After how many steps.
+    pub step: u64,
+    pub loss: f64,
+    /// How many it is the mean over. Metrics of old do not say.
+    pub tokens: Option<u64>,
 }
 
 /// One step. A number that is none, as of a loss that overflowed, is NaN.
@@ -93,7 +104,7 @@ impl Training {
             let kept = about["resumed_after"].as_u64().unwrap_or(0);
             let before = self.steps.len();
             self.steps.retain(|step| step.number <= kept);
-            self.evaluations.retain(|&(step, _)| step <= kept);
+            self.evaluations.retain(|evaluation| evaluation.step <= kept);
             self.again += before - self.steps.len();
             (self.about, self.summary) = (about.take(), None);
             self.runs += 1;
@@ -105,10 +116,13 @@ impl Training {
         if let Some(summary) = line.get_mut("summary") {
             self.summary = Some(summary.take());
         } else if let Some(evaluation) = line.get("evaluation") {
-            let step = evaluation["step"].as_u64().ok_or("has an evaluation without a step")?;
+            let evaluation = Evaluation::of(evaluation).ok_or("has an evaluation without a step")?;
+            let same = |earlier: &Evaluation| earlier.step == evaluation.step;
             // A training that is over evaluates again where its command is given again.
-            self.evaluations.retain(|&(earlier, _)| earlier != step);
-            self.evaluations.push((step, evaluation["loss"].as_f64().unwrap_or(f64::NAN)));
+            if !self.evaluations.iter().any(|earlier| same(earlier) && earlier.tokens > evaluation.tokens) {
+                self.evaluations.retain(|earlier| !same(earlier));
+                self.evaluations.push(evaluation);
+            }
         } else if !line.is_object() {
             return Err("is no object".into());
         } else if let Some(step) = Step::of(&line) {
@@ -129,6 +143,16 @@ impl Training {
         }
     }
 
+    /// Held-out losses after how many steps, by the number of tokens that they are of: only those of as many compare, because
+    /// all evaluations but the last may take a part of what is held out.
+    pub fn held_out(&self) -> BTreeMap<Option<u64>, Vec<(u64, f64)>> {
+        let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for evaluation in &self.evaluations {
+            all.entry(evaluation.tokens).or_default().push((evaluation.step, evaluation.loss));
+        }
+        all
+    }
+
     /// Tokens of all steps.
     pub fn tokens(&self) -> f64 {
         self.sum(|step| step.tokens)
@@ -145,6 +169,14 @@ impl Training {
         let mut all: Vec<f64> = self.steps[from..].iter().map(of).filter(|x| x.is_finite()).collect();
         all.sort_by(f64::total_cmp);
         all.get(all.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl Evaluation {
+    /// None of what has no step.
+    fn of(line: &Value) -> Option<Self> {
+        let loss = line["loss"].as_f64().unwrap_or(f64::NAN);
+        Some(Evaluation { step: line["step"].as_u64()?, loss, tokens: line["tokens"].as_u64() })
     }
 }
 
@@ -214,13 +246,26 @@ pub mod tests {
         .unwrap();
         let losses: Vec<(u64, f64)> = training.steps.iter().map(|s| (s.number, s.loss)).collect();
         assert_eq!(losses, [(1, 5.0), (2, 4.5)]);
-        assert_eq!(training.evaluations, [(1, 6.0), (2, 5.25)]);
+        assert_eq!(training.held_out(), BTreeMap::from([(None, vec![(1, 6.0), (2, 5.25)])]));
         assert_eq!((training.runs, training.again), (2, 2));
         assert!(training.summary.is_some() && training.setting("seed") == "7");
         // One that goes on has not come to its end, whatever came before it.
         let under_way =
             read(&[run(Value::Null), step(1, 5.0), json!({"summary": {}}), run(json!(1))]).unwrap();
         assert!(under_way.summary.is_none() && under_way.steps.len() == 1 && under_way.again == 0);
+    }
+
+    #[test]
+    fn of_evaluations_after_one_step_that_of_more_tokens_counts() {
+        let mut lines = vec![json!({"run": {}}), step(1, 5.0)];
+        for (step, loss, tokens) in
+            [(1, 4.0, 20), (1, 3.0, 90), (1, 2.0, 20), (2, 6.0, 20), (2, 5.0, 20), (3, 1.0, 90)]
+        {
+            lines.push(json!({"evaluation": {"step": step, "loss": loss, "tokens": tokens}}));
+        }
+        let held_out = read(&lines).unwrap().held_out();
+        let wanted = [(Some(20), vec![(2, 5.0)]), (Some(90), vec![(1, 3.0), (3, 1.0)])];
+        assert_eq!(held_out, BTreeMap::from(wanted));
     }
 
     #[test]
