@@ -2,10 +2,11 @@
 
 use crate::failure::{Failure, Result};
 use crate::files::label;
+use crate::human;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 /// One training: all that its runs, each of which went on where the one before it had been saved, made of it.
@@ -64,6 +65,9 @@ pub struct Step {
 
 const WRITTEN: &str = "give files that 'caravan train --metrics FILE' wrote";
 
+/// Bytes of the longest line, its end included. A summary has some thousand for each rank.
+const LONGEST: u64 = 64 << 20;
+
 impl Training {
     /// Reads files, each of one training.
     ///
@@ -79,9 +83,18 @@ impl Training {
         let unread = |e: std::io::Error| refuse(format!("cannot be read: {e}"));
         let mut lines = BufReader::new(File::open(path).map_err(unread)?);
         let (mut training, mut line, mut number) = (Training::default(), Vec::new(), 0);
-        // The last line of a run that is under way may not be whole yet.
-        while lines.read_until(b'\n', &mut line).map_err(unread)? > 0 && line.ends_with(b"\n") {
+        while lines.by_ref().take(LONGEST).read_until(b'\n', &mut line).map_err(unread)? > 0 {
             number += 1;
+            if !line.ends_with(b"\n") {
+                // The last line of a run that is under way may not be whole yet.
+                if (line.len() as u64) < LONGEST {
+                    break;
+                }
+                let most = human::bytes(LONGEST);
+                return Err(refuse(format!(
+                    "is no metrics: its line {number} has no end in {most}; {WRITTEN}"
+                )));
+            }
             let value = serde_json::from_slice(&line).map_err(|e| {
                 refuse(format!("is no metrics: its line {number} is not JSON ({e}); {WRITTEN}"))
             })?;
@@ -291,6 +304,19 @@ pub mod tests {
             let (code, said) = of(&text).unwrap_err();
             assert!(code == 2 && said.contains(words), "{text:?}: {said}");
         }
+    }
+
+    #[test]
+    fn what_has_no_line_ends_is_not_read_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("zeros");
+        File::create(&path).unwrap().set_len(LONGEST).unwrap();
+        let failure = Training::read(&[path]).unwrap_err();
+        let said = failure.to_string();
+        assert!(
+            failure.code() == 2 && said.contains("no metrics: its line 1 has no end in 64.0 MiB"),
+            "{said}"
+        );
     }
 
     #[test]
