@@ -107,10 +107,17 @@ fn check_supported(fields: &Fields<'_>) -> Result<()> {
         let only = "only causal attention is supported";
         return Err(fields.wrong("is_causal", &json!(false), only));
     }
-    if let Some(value) = fields.get("layer_types")
-        && value.as_array().is_none_or(|types| types.iter().any(|kind| kind != "full_attention"))
-    {
-        return Err(fields.wrong("layer_types", value, "only full_attention is supported"));
+    if let Some(value) = fields.get("layer_types") {
+        let (kinds, layers) = (value.as_array(), fields.required_size("num_hidden_layers")?);
+        if kinds.is_none_or(|kinds| kinds.iter().any(|kind| kind != "full_attention")) {
+            return Err(fields.wrong("layer_types", value, "only full_attention is supported"));
+        }
+        // transformers 5 would not load it.
+        if let Some(n) = kinds.map(Vec::len).filter(|n| *n != layers) {
+            let wanted =
+                format!("it lists {n} and num_hidden_layers is {layers}: list as many, or give none");
+            return Err(fields.wrong("layer_types", value, &wanted));
+        }
     }
     if let Some(value) = fields.get("per_layer_config") {
         return Err(fields.wrong("per_layer_config", value, "all layers have the same configuration here"));
@@ -309,6 +316,7 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_named() {
+        let kinds = |kinds: &[&str]| json!({"layer_types": kinds});
         let cases = [
             (json!({"architectures": ["MistralForCausalLM"]}), "MistralForCausalLM"),
             (json!({"architectures": "LlamaForCausalLM"}), "architectures"),
@@ -374,10 +382,9 @@ mod tests {
             (json!({"pad_token_id": -98}), "pad_token_id is -98"),
             (json!({"bos_token_id": [1]}), "bos_token_id is [1]"),
             (json!({"pad_token_id": 2.5}), "pad_token_id is 2.5: it must be the number of a token"),
-            (
-                json!({"layer_types": ["full_attention", "sliding_attention"]}),
-                "only full_attention is supported",
-            ),
+            (kinds(&["full_attention", "sliding_attention"]), "only full_attention is supported"),
+            (kinds(&["full_attention"; 3]), "it lists 3 and num_hidden_layers is 2: list as many"),
+            (kinds(&[]), "layer_types is []: it lists 0 and num_hidden_layers is 2"),
             (json!({"eos_token_id": 2.0}), "eos_token_id is 2.0: it must be the number of a token"),
         ];
         for (changes, expected) in cases {
@@ -394,9 +401,8 @@ mod tests {
                 .to_string()
                 .contains("JSON has no NaN and no Infinity")
         );
-        let full = json!({"layer_types": ["full_attention", "full_attention"]});
         for (changes, padding) in [
-            (full, None),
+            (kinds(&["full_attention"; 2]), None),
             (json!({"pad_token_id": null}), None),
             (json!({"pad_token_id": 0}), Some(0)),
             (json!({"pad_token_id": 96}), Some(96)),
