@@ -85,9 +85,9 @@ impl Rope {
         // Angles are made of them in f32.
         let positive = |name: &str, x: f64| match (x as f32).is_finite() && x as f32 > 0.0 {
             true => Ok(()),
-            false => {
-                Err(Error::config(format!("rope {name} is {x}: it must be a positive number that f32 holds")))
-            }
+            false => Err(Error::config(format!(
+                "rope {name} is {x:?}: it must be a positive number that f32 holds"
+            ))),
         };
         positive("theta", self.theta)?;
         match self.scaling {
@@ -99,7 +99,7 @@ impl Rope {
                 positive("high_freq_factor", high_freq_factor)?;
                 if (high_freq_factor - low_freq_factor) as f32 <= 0.0 {
                     return Err(Error::config(format!(
-                        "rope high_freq_factor is {high_freq_factor} and low_freq_factor {low_freq_factor}: \
+                        "rope high_freq_factor is {high_freq_factor:?} and low_freq_factor {low_freq_factor:?}: \
                          the high one must be larger"
                     )));
                 }
@@ -267,7 +267,7 @@ impl LlamaConfig {
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
             return Err(Error::config(format!(
-                "the norm's epsilon is {}: it must be zero or a small positive number",
+                "the norm's epsilon is {:?}: it must be zero or a small positive number",
                 self.norm_eps
             )));
         }
@@ -369,16 +369,20 @@ mod tests {
             (LlamaConfig { vocab: 1 << 30, hidden: 1 << 30, ..nano.clone() }, "at most 2^50"),
             (LlamaConfig { kv_heads: 3, ..nano.clone() }, "4 heads cannot share 3"),
             (LlamaConfig { head_dim: 15, ..nano.clone() }, "head_dim is 15"),
+            (LlamaConfig { norm_eps: -1e30, ..nano.clone() }, "epsilon is -1e30: it must"),
             (LlamaConfig { norm_eps: f32::NAN, ..nano.clone() }, "epsilon is NaN"),
-            (LlamaConfig { rope: Rope::plain(-1.0), ..nano.clone() }, "theta is -1"),
-            (LlamaConfig { rope: Rope::plain(1e-50), ..nano.clone() }, "theta is 0.000"),
-            (LlamaConfig { rope: Rope::plain(1e39), ..nano.clone() }, "a positive number that f32 holds"),
+            (LlamaConfig { rope: Rope::plain(-1.0), ..nano.clone() }, "theta is -1.0: it must"),
+            (LlamaConfig { rope: Rope::plain(1e-50), ..nano.clone() }, "theta is 1e-50: it must"),
+            (LlamaConfig { rope: Rope::plain(1e300), ..nano.clone() }, "theta is 1e300: it must"),
             (LlamaConfig { rope: Rope::plain(1e-44), ..nano.clone() }, "a larger theta or scaling factor"),
-            (LlamaConfig { rope: linear(1e-46), ..nano.clone() }, "scaling factor is 0.000"),
+            (LlamaConfig { rope: linear(1e-46), ..nano.clone() }, "scaling factor is 1e-46: it must"),
             (LlamaConfig { rope: linear(1e39), ..nano.clone() }, "a positive number that f32 holds"),
             (LlamaConfig { rope: linear(2e-7), ..nano.clone() }, "radians within 64 positions"),
             (LlamaConfig { rope: llama3(1e-45, 1.1e-45, 64), ..nano.clone() }, "high one must be larger"),
-            (LlamaConfig { rope: llama3(4.0, 1.0, 64), ..nano.clone() }, "high one must be larger"),
+            (
+                LlamaConfig { rope: llama3(4e30, 1.0, 64), ..nano.clone() },
+                "low_freq_factor 4e30: the high one",
+            ),
             (LlamaConfig { rope: llama3(1.0, 4.0, 0), ..nano.clone() }, "original_max_position"),
         ];
         for (config, expected) in cases {

@@ -376,7 +376,7 @@ mod tests {
             (json!({"initializer_range": 1e39}), "initializer_range is 1e+39"),
             (json!({"rms_norm_eps": 1e-46}), "rms_norm_eps is 1e-46: as an f32 it is 0"),
             (json!({"rope_theta": 1e-50}), "it must be a positive number that f32 holds"),
-            (json!({"rope_scaling": {"type": "linear", "factor": 1e-46}}), "rope scaling factor is 0.00"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 1e-46}}), "rope scaling factor is 1e-46: "),
             (json!({"vocab_size": 1e15}), "vocab is 1000000000000000"),
             (json!({"pad_token_id": 97}), "pad_token_id is 97: vocab_size is 97"),
             (json!({"pad_token_id": -98}), "pad_token_id is -98"),
