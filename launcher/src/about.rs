@@ -1,6 +1,7 @@
 //! What the JSON of every measurement, and the metrics of every training, say of the run before anything is known of it: what
 //! wrote it, when, how it was called, and where.
 
+use crate::gpus::OF_NCCL;
 use crate::machine::{Machine, PROGRAM, versions};
 use crate::transports::OF_UCX;
 use collectives::bootstrap::{spawn, variables};
@@ -32,7 +33,10 @@ fn environment() -> Vec<String> {
     let mut all: Vec<String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| is_told(name, supervised))
-        .filter(|(name, value)| !OF_UCX.contains(&(name.as_str(), value.as_str())))
+        .filter(|(name, value)| {
+            let set = (name.as_str(), value.as_str());
+            set != OF_NCCL && !OF_UCX.contains(&set)
+        })
         .filter(|(name, value)| !Segments::are_told_by(name, value))
         .map(|(name, value)| format!("{name}={value}"))
         .collect();

@@ -40,11 +40,15 @@ pub fn sharing() -> Option<&'static str> {
 }
 
 /// Keeps a file of NCCL's settings from having its calls wait for peers without an end; what the user's environment says of that
-/// is refused when ranks meet. Called before there are other threads.
+/// is refused when ranks meet.
+pub const OF_NCCL: (&str, &str) = (BLOCKING, "0");
+
+/// Sets [`OF_NCCL`] where nobody else has. Called before there are other threads.
 pub fn tame_nccl() {
-    if std::env::var_os(BLOCKING).is_none() {
+    let (name, value) = OF_NCCL;
+    if std::env::var_os(name).is_none() {
         // SAFETY: the caller's promise: nobody reads the environment meanwhile.
-        unsafe { std::env::set_var(BLOCKING, "0") };
+        unsafe { std::env::set_var(name, value) };
     }
 }
 

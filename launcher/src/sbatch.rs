@@ -159,7 +159,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
          if [ -n \"${{SLURM_CPU_BIND_LIST:-}}\" ]; then\n    \
          unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE\n\
          fi\n\
-         # Or from an allocation that asked for more, or deals out what it has among its tasks: srun would take that for this job's.\n\
+         # Or from an allocation that asked for more, or deals it out among its tasks: srun would take that for this job's.\n\
          unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES\n\
          unset SLURM_TRES_PER_TASK SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_TRES{}\n\n\
          {}\n",

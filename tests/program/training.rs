@@ -72,6 +72,10 @@ fn metrics_have_a_run_every_step_and_a_summary() {
     let told: Vec<_> = run["env"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
     assert!(told.contains(&"NCCL_DEBUG=WARN"), "{told:?}");
     assert!(!told.iter().any(|line| line.contains("TOKEN") || line.starts_with("CARAVAN_RANK=")), "{told:?}");
+    // Nor what the program itself has set.
+    for line in ["UCX_LOG_FILE=stderr", "NCCL_COMM_BLOCKING=0"] {
+        assert!(!told.contains(&line), "{told:?}");
+    }
     for (setting, value) in [
         ("transport", json!("shm")),
         ("sample", json!(20)),
