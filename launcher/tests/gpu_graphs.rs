@@ -75,54 +75,45 @@ fn graphs_change_neither_the_work_nor_its_order() {
     bench.nothing_left();
 }
 
-/// Then the rest of the run is as without them, and says so once.
-#[test]
-fn a_gpu_without_memory_for_another_graph_takes_the_work_without() {
-    let Some(folder) = fake() else { return };
+/// Trains where the driver has memory for so many graphs, or launches of them, as `variable` says: the rest of the run is as
+/// without, and says so once. What became of graphs, by the ends of the driver's lines.
+fn short_of_memory(variable: &str, most: usize) -> Option<impl Fn(&str) -> usize> {
+    let folder = fake()?;
     let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
     train(&bench, folder, "off", "--cuda-graphs off", "").success();
-    for (name, ready) in [("none", 0), ("few", 2)] {
-        let mut command = command(&bench, folder, name, "--cuda-graphs on --quiet");
-        let told = bench.outcome(command.env("FAKE_CUDA_GRAPHS", ready.to_string())).success().stderr;
-        let words = "rank 0: GPU 0 has no memory left for a graph of ";
-        assert!(told.matches(words).count() == 1 && told.lines().count() == 1, "{told}");
-        assert!(log(&bench, name).0 == log(&bench, "off").0, "{name}");
-        for key in ["loss", "grad_norm"] {
-            assert_eq!(values(&bench, name, key), values(&bench, "off", key), "{name}: {key}");
-        }
-        let graphs = log(&bench, name).1;
-        let count = |word: &str| graphs.iter().filter(|line| line.ends_with(word)).count();
-        assert_eq!(
-            ["- captured", "- graph destroyed", "- made ready", "- ready one destroyed"].map(count),
-            [ready + 1, ready + 1, ready, ready],
-            "{name}"
-        );
-        assert!(count("- launched") >= ready, "{name}");
+    let mut command = command(&bench, folder, "on", "--cuda-graphs on --quiet");
+    let told = bench.outcome(command.env(variable, most.to_string())).success().stderr;
+    let words = "rank 0: GPU 0 has no memory left for a graph of ";
+    assert!(told.matches(words).count() == 1 && told.lines().count() == 1, "{told}");
+    let (work, graphs) = log(&bench, "on");
+    assert!(work == log(&bench, "off").0, "{variable}={most}");
+    for key in ["loss", "grad_norm"] {
+        assert_eq!(values(&bench, "on", key), values(&bench, "off", key), "{variable}={most}: {key}");
     }
     bench.nothing_left();
+    Some(move |word: &str| graphs.iter().filter(|line| line.ends_with(word)).count())
 }
 
-/// The same of one that has a place for a graph only until it is launched, the first time or later.
+#[test]
+fn a_gpu_without_memory_for_another_graph_takes_the_work_without() {
+    for ready in [0, 2] {
+        let Some(count) = short_of_memory("FAKE_CUDA_GRAPHS", ready) else { return };
+        assert_eq!(
+            ["- captured", "- graph destroyed", "- made ready", "- ready one destroyed"].map(&count),
+            [ready + 1, ready + 1, ready, ready]
+        );
+        assert!(count("- launched") >= ready);
+    }
+}
+
+/// Of one that has a place for a graph only until it is launched, the first time or later.
 #[test]
 fn a_gpu_without_memory_to_launch_a_graph_takes_the_work_without() {
-    let Some(folder) = fake() else { return };
-    let bench = Bench::new(env!("CARGO_BIN_EXE_caravan"));
-    train(&bench, folder, "off", "--cuda-graphs off", "").success();
-    for (name, launches) in [("none", 0), ("few", 5)] {
-        let mut command = command(&bench, folder, name, "--cuda-graphs on --quiet");
-        let told = bench.outcome(command.env("FAKE_CUDA_LAUNCHES", launches.to_string())).success().stderr;
-        let words = "rank 0: GPU 0 has no memory left for a graph of ";
-        assert!(told.matches(words).count() == 1 && told.lines().count() == 1, "{told}");
-        assert!(log(&bench, name).0 == log(&bench, "off").0, "{name}");
-        for key in ["loss", "grad_norm"] {
-            assert_eq!(values(&bench, name, key), values(&bench, "off", key), "{name}: {key}");
-        }
-        let graphs = log(&bench, name).1;
-        let count = |word: &str| graphs.iter().filter(|line| line.ends_with(word)).count();
-        assert_eq!(count("- launched"), launches, "{name}");
-        assert_eq!(count("- made ready"), count("- ready one destroyed"), "{name}");
+    for launches in [0, 5] {
+        let Some(count) = short_of_memory("FAKE_CUDA_LAUNCHES", launches) else { return };
+        assert_eq!(count("- launched"), launches);
+        assert_eq!(count("- made ready"), count("- ready one destroyed"));
     }
-    bench.nothing_left();
 }
 
 /// The library is told which products may lose bits of their inputs.
