@@ -55,6 +55,19 @@ fn middle_of_two(name: &str) -> std::thread::JoinHandle<Result<()>> {
     })
 }
 
+/// The two members of a star, of which the first is in the middle.
+fn pair(what: &str) -> [Star; 2] {
+    let name = format!("caravan-test-{what}-{}", std::process::id());
+    let member = |index| {
+        let place = Place::Unix(name.clone());
+        std::thread::spawn(move || {
+            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "pair", program: "p" };
+            Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap()
+        })
+    };
+    [0, 1].map(member).map(|thread| thread.join().unwrap())
+}
+
 /// Joins that star with `token`; what the middle answers.
 fn join(stream: &Stream, token: &str) -> (Kind, Vec<u8>) {
     let me = Member { ranks: &[0, 1], index: 1, world: 2, token, job: "mine", program: "p" };
@@ -331,16 +344,8 @@ fn other_programs_at_the_address_of_rank_0_are_passed_by() {
 
 #[test]
 fn who_comes_late_to_an_exchange_hears_why_it_has_failed() {
-    let name = format!("caravan-test-late-{}", std::process::id());
-    let member = |index| {
-        let place = Place::Unix(name.clone());
-        std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "late", program: "p" };
-            Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap()
-        })
-    };
     for descriptors in [false, true] {
-        let [zero, one] = [0, 1].map(member).map(|thread| thread.join().unwrap());
+        let [zero, one] = pair(&format!("late-{descriptors}"));
         let said = zero.exchange(b"here", Duration::from_millis(10), None).unwrap_err().to_string();
         let home = hosts::host_name();
         let words = format!("exchange: rank 1 of 2, on {home}, did not answer within 10ms");
@@ -378,19 +383,6 @@ fn blobs_of_any_length_reach_every_member() {
             }
         }
     }
-}
-
-/// The two members of a star, of which the first is in the middle.
-fn pair(what: &str) -> [Star; 2] {
-    let name = format!("caravan-test-{what}-{}", std::process::id());
-    let member = |index| {
-        let place = Place::Unix(name.clone());
-        std::thread::spawn(move || {
-            let me = Member { ranks: &[0, 1], index, world: 2, token: "", job: "pair", program: "p" };
-            Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap()
-        })
-    };
-    [0, 1].map(member).map(|thread| thread.join().unwrap())
 }
 
 #[test]

@@ -159,38 +159,39 @@ impl Gathered {
         let mut hasher = DefaultHasher::new();
         list.hash(&mut hasher);
         let hash = hasher.finish();
-        let known = match self.graphs.get(&hash) {
-            Some((items, graph)) if **items == *list => Some(graph.launch(list, stream)?),
+        match self.graphs.get(&hash) {
+            Some((items, graph)) if **items == *list => {
+                if graph.launch(list, stream)? {
+                    return Ok(());
+                }
+            }
             Some(_) => return issue(list, stream),
             None if self.graphs.len() == GRAPHS || self.remarks.is_none() => return issue(list, stream),
-            None => None,
-        };
-        if known.is_some_and(|launched| launched) {
-            return Ok(());
-        }
-        if known.is_some() || self.seen.remove(&hash) {
-            // Before its first launch a graph is not on the GPU, where there may be no place for it either.
-            if known.is_none()
-                && let Some(graph) = Graph::record(list, stream)?
-                && graph.launch(list, stream)?
-            {
-                self.graphs.insert(hash, (list.into(), graph));
-                return Ok(());
+            None if !self.seen.remove(&hash) => {
+                if self.seen.len() == SEEN {
+                    self.seen.clear();
+                }
+                self.seen.insert(hash);
+                return issue(list, stream);
             }
-            if let Some(remarks) = self.remarks.take() {
-                // Nobody may be there any more to hear it.
-                let _ = remarks.send(format!(
-                    "GPU {} has no memory left for {}; the run goes on without more CUDA graphs",
-                    stream.gpu().ordinal(),
-                    described(list)
-                ));
+            None => {
+                // Before its first launch a graph is not on the GPU, where there may be no place for it either.
+                if let Some(graph) = Graph::record(list, stream)?
+                    && graph.launch(list, stream)?
+                {
+                    self.graphs.insert(hash, (list.into(), graph));
+                    return Ok(());
+                }
             }
-            return issue(list, stream);
         }
-        if self.seen.len() == SEEN {
-            self.seen.clear();
+        if let Some(remarks) = self.remarks.take() {
+            // Nobody may be there any more to hear it.
+            let _ = remarks.send(format!(
+                "GPU {} has no memory left for {}; the run goes on without more CUDA graphs",
+                stream.gpu().ordinal(),
+                described(list)
+            ));
         }
-        self.seen.insert(hash);
         issue(list, stream)
     }
 }

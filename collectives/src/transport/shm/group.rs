@@ -21,8 +21,6 @@ pub(super) struct Group {
     fences: Fences,
     /// Control blocks by member; those of a subgroup appear once their owners have created them.
     blocks: Vec<Option<Block>>,
-    /// How many of those have not appeared yet.
-    missing: usize,
     /// Key and offset of a subgroup's own block.
     subgroup: Option<(u64, usize)>,
     /// What members may still read when this process has left it.
@@ -43,7 +41,6 @@ impl Group {
             own,
             fences,
             blocks,
-            missing: 0,
             subgroup: None,
             behind: Vec::new(),
             segments,
@@ -57,11 +54,11 @@ impl Group {
         let key = key_of(context, &members);
         let (own, offset) = self.segments.enter(key, layout)?;
         self.segments.arrive();
-        let (mut blocks, missing) = (vec![None; members.len()], members.len() - 1);
+        let mut blocks = vec![None; members.len()];
         blocks[me] = Some(own);
         let (segments, fences) = (self.segments.clone(), self.fences);
         let (subgroup, behind) = (Some((key, offset)), Vec::new());
-        Ok(Group { segments, members, me, layout, own, fences, blocks, missing, subgroup, behind })
+        Ok(Group { segments, members, me, layout, own, fences, blocks, subgroup, behind })
     }
 
     /// Takes what members may still read, until all have left a subgroup; the world's is the process's.
@@ -105,21 +102,14 @@ impl Group {
     /// The control blocks that there are, the own one among them. Whoever has none yet has not looked at anything either.
     #[inline(always)]
     pub fn present(&mut self) -> impl Iterator<Item = Block> {
-        if self.missing > 0 {
-            for member in 0..self.size() {
-                self.block(member);
-            }
-        }
-        self.blocks.iter().flatten().copied()
+        (0..self.size()).filter_map(|member| self.block(member))
     }
 
     #[cold]
     fn find(&mut self, member: usize) -> Option<Block> {
         let (key, _) = self.subgroup?;
-        let found = self.segments.find(self.members[member], key, self.layout)?;
-        self.missing -= 1;
-        self.blocks[member] = Some(found);
-        Some(found)
+        self.blocks[member] = self.segments.find(self.members[member], key, self.layout);
+        self.blocks[member]
     }
 
     /// The address here of a range in a member's segment, if it is inside.
