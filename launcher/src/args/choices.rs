@@ -218,7 +218,7 @@ pub enum Attention {
     Auto,
     /// Products of warps, on any GPU.
     Mma,
-    /// Products of warpgroups, on Hopper (sm_90): bf16, heads of 64 and 128.
+    /// Products of warpgroups, on Hopper (sm_90): 16-bit types, heads of 64 and 128.
     Wgmma,
 }
 
