@@ -48,7 +48,7 @@ impl<const PARTS: usize> Kernel for Amx<PARTS> {
         ends: Ends,
     ) {
         assert!(!ACROSS, "left operands are packed along k");
-        debug_assert!(k.is_multiple_of(LANES) && stride == PARTS * k && b_stride == SIDE);
+        debug_assert!(k.is_multiple_of(LANES) && stride == 0 && b_stride == PARTS * SIDE);
         // SAFETY: the caller's promise; the parts of both operands are where the packing put them.
         unsafe { tile::<PARTS>(rows, k, a, b, ends) }
     }
@@ -63,7 +63,7 @@ impl<const PARTS: usize> Kernel for Amx<PARTS> {
     ) -> Left<'a> {
         // SAFETY: the caller's promise, passed on.
         unsafe { pack::left::<PARTS, E>(a, rows, k, depth, out) };
-        Left::Along(out, PARTS * depth)
+        Left::tiled::<Self>(out, depth)
     }
 
     #[inline(always)]

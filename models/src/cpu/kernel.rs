@@ -63,7 +63,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     ) -> Left<'a> {
         if a.column == 1 {
             pack::left_along::<Self, E>(a, rows, k, out);
-            Left::Along(out, LEFT_STRIDE)
+            Left::along::<Self>(out, LEFT_STRIDE)
         } else {
             pack::left_across::<Self, E>(a, rows, k, out);
             Left::across::<Self>(out, depth)
@@ -125,6 +125,12 @@ impl Ends {
     }
 }
 
+/// A number as it is multiplied.
+#[inline(always)]
+pub(super) fn operand<K: Kernel>(x: f32) -> f32 {
+    if K::STEP == 1 { x } else { <bf16 as Float>::from_f32(x).to_f32() }
+}
+
 /// One lane: an element widened to f32, or a pair of bf16, the first one low, rounded if it was wider.
 #[inline(always)]
 pub(super) fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
@@ -133,7 +139,7 @@ pub(super) fn lane<K: Kernel, E: Float>(low: E, high: E) -> u32 {
     } else {
         let rounded = |x: E| match E::DTYPE {
             DType::Bf16 => x.to_f32(),
-            _ => <bf16 as Float>::from_f32(x.to_f32()).to_f32(),
+            _ => operand::<K>(x.to_f32()),
         };
         // A bf16 is the upper half of its f32.
         (rounded(low).to_bits() >> 16) | (rounded(high).to_bits() & 0xffff_0000)
@@ -146,6 +152,9 @@ pub(super) trait Task {
     /// Whether operands and result are f32.
     #[cfg(target_arch = "x86_64")]
     const F32: bool = false;
+    /// Whether the kernel of bf16 pairs is worth packing for.
+    #[cfg(target_arch = "x86_64")]
+    const PAIRS: bool = true;
 
     /// Does the work.
     fn run<K: Kernel>(self);
@@ -239,7 +248,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         match self {
             // SAFETY: available, as asserted.
-            Isa::Avx512Bf16 => return unsafe { x86::avx512bf16(task) },
+            Isa::Avx512Bf16 if const { T::PAIRS } => return unsafe { x86::avx512bf16(task) },
             // SAFETY: as above.
             Isa::Amx => return unsafe { x86::amx::<1>(task) },
             // Not compiled for other types, with which no model of f32 has to do.

@@ -120,6 +120,16 @@ impl Cpu {
         }
     }
 
+    /// The kernel of attention, whose own results are operands: those are packed for every kernel but such as widen, which reads
+    /// them where they are. That takes what pairs of bf16, or three parts on AMX, save; not what AMX does with one.
+    fn attention_isa<T: Element>(&self) -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        if T::DTYPE == DType::Bf16 && self.isa::<T>() == Isa::Amx {
+            return Isa::Amx;
+        }
+        Isa::single()
+    }
+
     /// Every thread's words.
     fn scratch(&mut self) -> Shared<u32> {
         Shared(self.memory.words.view_mut().as_mut_ptr())
@@ -358,7 +368,7 @@ impl<T: Float> Ops<T> for Cpu {
         // Each task packs its keys and values, so query heads that share those are apart only where threads would be idle.
         let group = heads / kv_heads;
         let pieces = pieces(rows * kv_heads, group, self.team.count());
-        let words = attention::words(length, width, false);
+        let (isa, words) = (self.attention_isa::<T>(), attention::words(length, width, false));
         self.each_with_words(rows * kv_heads * pieces, words, |task, words| {
             let (piece, kv_head) = (task % pieces, task / pieces % kv_heads);
             let (sequence, first) = (task / pieces / kv_heads, kv_head * group);
@@ -367,7 +377,7 @@ impl<T: Float> Ops<T> for Cpu {
             // SAFETY: each task has its own heads of one sequence; the lengths are asserted above.
             unsafe {
                 let (out, log_sums) = (out.0, log_sums.0);
-                attention::Forward { shape, sequence, heads, q, k, v, out, log_sums, words }.run();
+                attention::Forward { shape, sequence, heads, q, k, v, out, log_sums, words }.run(isa);
             }
         });
     }
@@ -388,7 +398,7 @@ impl<T: Float> Ops<T> for Cpu {
         assert!(d_q.len() == queries, "gradients of queries");
         assert!(d_k.len() == keys && d_v.len() == keys, "gradients of keys and values");
         let (d_q, d_k, d_v) = (Shared(d_q.as_mut_ptr()), Shared(d_k.as_mut_ptr()), Shared(d_v.as_mut_ptr()));
-        let words = attention::words(length, width, true);
+        let (isa, words) = (self.attention_isa::<T>(), attention::words(length, width, true));
         self.each_with_words(rows * kv_heads, words, |task, words| {
             let (sequence, kv_head) = (task / kv_heads, task % kv_heads);
             let (d_q, d_k, d_v) = (&d_q, &d_k, &d_v);
@@ -410,7 +420,7 @@ impl<T: Float> Ops<T> for Cpu {
                     d_v,
                     words,
                 }
-                .run();
+                .run(isa);
             }
         });
     }

@@ -4,20 +4,39 @@ use super::kernel::Kernel;
 use super::pack::{self, Mat};
 use collectives::{DType, Float};
 
-/// A left operand in lanes.
+/// A left operand in lanes: packed, or where it is.
 #[derive(Clone, Copy)]
-pub(super) enum Left<'a> {
-    /// Rows along k, so far apart.
-    Along(&'a [u32], usize),
-    /// Steps of k so far apart, and panels of `MR` rows so far.
-    Across(&'a [u32], usize, usize),
+pub(super) struct Left<'a> {
+    pub lanes: &'a [u32],
+    /// Whether its rows lie across k, and not along it.
+    pub across: bool,
+    /// Between rows, or between steps of k if they lie across; a kernel of tiles knows.
+    pub stride: usize,
+    /// Between steps of k.
+    pub step: usize,
+    /// Between panels of `MR` rows.
+    pub panel: usize,
 }
 
 impl<'a> Left<'a> {
+    /// Rows along k, `stride` lanes apart.
+    #[inline(always)]
+    pub(super) fn along<K: Kernel>(lanes: &'a [u32], stride: usize) -> Self {
+        Left { lanes, across: false, stride, step: 1, panel: K::MR * stride }
+    }
+
     /// What [`pack::left_across`] packed, with so many lanes along k.
     #[inline(always)]
-    pub(super) fn across<K: Kernel>(packed: &'a [u32], depth: usize) -> Self {
-        Left::Across(packed, pack::left_panel::<K>(), depth * pack::left_panel::<K>())
+    pub(super) fn across<K: Kernel>(lanes: &'a [u32], depth: usize) -> Self {
+        let stride = pack::left_panel::<K>();
+        Left { lanes, across: true, stride, step: stride, panel: depth * stride }
+    }
+
+    /// Panels of tiles, of which a lane along k has all rows and parts, with so many lanes along k.
+    #[inline(always)]
+    pub(super) fn tiled<K: Kernel>(lanes: &'a [u32], depth: usize) -> Self {
+        let step = K::MR * K::PARTS;
+        Left { lanes, across: false, stride: 0, step, panel: depth * step }
     }
 
     /// An operand that needs no packing: f32 for a kernel whose lanes are f32, where it is. The kernel reads an even
@@ -25,8 +44,8 @@ impl<'a> Left<'a> {
     #[inline(always)]
     pub(super) fn in_place<K: Kernel, E: Float>(left: Mat<'a, E>) -> Option<Self> {
         match (near::<K, E>(left)?, left.column) {
-            (words, 1) => Some(Left::Along(words, left.row)),
-            (words, stride) => Some(Left::Across(words, stride, K::MR)),
+            (lanes, 1) => Some(Left::along::<K>(lanes, left.row)),
+            (lanes, stride) => Some(Left { lanes, across: true, stride, step: stride, panel: K::MR }),
         }
     }
 }
@@ -42,10 +61,17 @@ pub(super) struct Right<'a> {
 }
 
 impl<'a> Right<'a> {
-    /// What [`pack::right`] packed with panels of so many lanes.
+    /// What [`Kernel::pack_right`] packed with so many lanes along k.
     #[inline(always)]
-    pub(super) fn packed<K: Kernel>(lanes: &'a [u32], panel: usize) -> Self {
-        Right { lanes, stride: K::NR, panel }
+    pub(super) fn packed<K: Kernel>(lanes: &'a [u32], depth: usize) -> Self {
+        let stride = K::NR * K::PARTS;
+        Right { lanes, stride, panel: depth * stride }
+    }
+
+    /// What comes after so many lanes along k.
+    #[inline(always)]
+    pub(super) fn from(self, lane: usize) -> Self {
+        Right { lanes: &self.lanes[lane * self.stride..], ..self }
     }
 
     /// An operand of whole panels that needs no packing.

@@ -52,10 +52,10 @@ impl<'a, E> Mat<'a, E> {
     }
 }
 
-/// Lanes for `k` elements.
+/// Packed lanes for `k` elements.
 #[inline(always)]
 pub(super) fn lanes<K: Kernel>(k: usize) -> usize {
-    k.div_ceil(K::STEP)
+    k.div_ceil(K::STEP).next_multiple_of(K::LANES)
 }
 
 /// Elements that lie along k into consecutive lanes.

@@ -179,7 +179,7 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
             assert!(K::ROWS * K::PARTS * K::DEPTH <= LEFT, "room for what the kernel packs");
         }
         let Product { m, n, k, left, right, out, scratch } = self.0;
-        let lanes = pack::lanes::<K>(k).next_multiple_of(K::LANES);
+        let lanes = pack::lanes::<K>(k);
         // At least one block along k, so that an empty k gives zeros.
         let depth = part(lanes, K::DEPTH, K::LANES);
         let blocks = lanes.div_ceil(depth).max(1);
@@ -203,7 +203,7 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
                     let right = Right::in_place::<K, R>(part, columns).filter(|_| few).unwrap_or_else(|| {
                         // SAFETY: this is compiled and called for the kernel's processor.
                         unsafe { K::pack_right::<R>(part, k1 - k0, columns, depth, scratch.right) };
-                        Right::packed::<K>(scratch.right, depth * K::PARTS * K::NR)
+                        Right::packed::<K>(scratch.right, depth)
                     });
                     for i0 in (m0..end).step_by(high) {
                         let rows = high.min(end - i0);
@@ -327,23 +327,17 @@ impl Sweep<'_> {
     pub(super) unsafe fn run<K: Kernel>(&self, left: Left<'_>, tiles: &mut impl Tiles) {
         // SAFETY: the caller's promise, in the layout's constants.
         unsafe {
-            match left {
-                Left::Along(left, stride) => self.tiles::<K, false>(left, stride, K::MR * stride, tiles),
-                Left::Across(left, stride, panel) => self.tiles::<K, true>(left, stride, panel, tiles),
+            match left.across {
+                false => self.tiles::<K, false>(left, tiles),
+                true => self.tiles::<K, true>(left, tiles),
             }
         }
     }
 
     /// # Safety
-    /// As for `run`; `left` has its panels of `MR` rows `step` lanes apart.
+    /// As for `run`; `left` lies across k if `ACROSS`.
     #[inline(always)]
-    unsafe fn tiles<K: Kernel, const ACROSS: bool>(
-        &self,
-        left: &[u32],
-        stride: usize,
-        step: usize,
-        tiles: &mut impl Tiles,
-    ) {
+    unsafe fn tiles<K: Kernel, const ACROSS: bool>(&self, left: Left<'_>, tiles: &mut impl Tiles) {
         // A panel of the right operand stays in the first cache while the rows go by.
         for (p, c) in (0..self.columns).step_by(K::NR).enumerate() {
             let columns = c..self.columns.min(c + K::NR);
@@ -352,7 +346,7 @@ impl Sweep<'_> {
                 let Some((lanes, mut ends)) = tiles.place::<K>(rows.clone(), columns.clone()) else {
                     continue;
                 };
-                let a = &left[q * step + lanes.start * if ACROSS { stride } else { 1 }..];
+                let a = &left.lanes[q * left.panel + lanes.start * left.step..];
                 let Right { lanes: right, stride: b_stride, panel } = self.right;
                 let b = &right[p * panel + lanes.start * b_stride..];
                 // For each row of tiles its share of the next panel; past the last one it is nothing.
@@ -364,7 +358,7 @@ impl Sweep<'_> {
                         rows.len(),
                         lanes.len(),
                         a.as_ptr(),
-                        stride,
+                        left.stride,
                         b.as_ptr(),
                         b_stride,
                         ends,

@@ -150,13 +150,21 @@ fn attention_agrees_with_its_definition() {
             assert_eq!(threaded.each_ref().map(|x| bits(x)), got.each_ref().map(|x| bits(x)));
             let first = first.get_or_insert_with(|| got.each_ref().map(|x| bits(x)));
             assert_eq!(*first, got.each_ref().map(|x| bits(x)), "{s:?} {level:?}");
-        });
-        let (got, _, exact) = attention_of::<bf16>(&mut cpu(1), s);
-        if s.length > 1 {
-            for (got, exact) in got.iter().zip([&exact[0], &exact[2], &exact[3], &exact[4]]) {
-                assert!(distance(got, exact) < 2e-2, "{s:?} {}", distance(got, exact));
+            // With AMX, where this processor has it, and without.
+            for isa in [Isa::half(), Isa::single()] {
+                let cpu = |threads| Cpu { half: isa, ..cpu(threads) };
+                let (got, _, exact) = attention_of::<bf16>(&mut cpu(1), s);
+                for (got, exact) in got.iter().zip([&exact[0], &exact[2], &exact[3], &exact[4]]) {
+                    assert!(
+                        s.length == 1 || distance(got, exact) < 2e-2,
+                        "{s:?} {isa:?} {}",
+                        distance(got, exact)
+                    );
+                }
+                let (threaded, ..) = attention_of::<bf16>(&mut cpu(3), s);
+                assert_eq!(threaded.each_ref().map(|x| bits(x)), got.each_ref().map(|x| bits(x)));
             }
-        }
+        });
     }
 }
 

@@ -7,22 +7,35 @@
 mod abreast;
 mod triangles;
 
+use super::WIDEST_HEAD;
 use super::compiled::{is, known_as};
-use super::kernel::{Isa, Kernel, Task};
+use super::kernel::{Isa, Kernel, Task, operand};
 use super::math::{dot, ln};
-use super::pack::{self, LEFT_STRIDE, Mat, WIDE_PANEL};
+use super::operands::Right;
+use super::pack::{LEFT_STRIDE, Mat, WIDE_PANEL, lanes};
 use crate::ops::AttentionShape;
 use abreast::{ABREAST, Abreast};
 use collectives::{Float, bf16, f16};
 use std::ops::Range;
-use triangles::{Packed, Rows, Scores, add_transposed, scores, tile_at, weighted};
+use triangles::{Rows, Scores, add_transposed, scores, tile_at, weighted};
 
-/// Queries of one step: eight tiles of the widest kernel.
+/// Queries of one step at most: eight tiles of 14 rows.
 const QUERIES: usize = 112;
-/// Keys of one step of their gradients; a multiple of every kernel's `MR`.
+/// Keys of one step of their gradients at most.
 const KEYS: usize = 168;
-/// A multiple of every kernel's `NR`.
+/// A multiple of every kernel's `NR`, and of the elements along k that it takes at a time.
 const COLUMNS: usize = 32;
+
+/// Queries of one step: whole tiles, and whole vectors abreast.
+const fn step<K: Kernel>() -> usize {
+    const { assert!((QUERIES / K::MR * K::MR).is_multiple_of(ABREAST)) };
+    QUERIES / K::MR * K::MR
+}
+
+/// Keys of one step of their gradients: whole tiles.
+const fn keys<K: Kernel>() -> usize {
+    KEYS / K::MR * K::MR
+}
 
 /// One thread's memory for one sequence and key/value head.
 struct Scratch<'a> {
@@ -66,7 +79,7 @@ impl<'a> Scratch<'a> {
     fn sizes(length: usize, width: usize) -> [usize; 5] {
         let (long, wide) = (length.next_multiple_of(COLUMNS), width.next_multiple_of(COLUMNS));
         let left = KEYS.max(QUERIES) * LEFT_STRIDE;
-        [width * long, length * wide, left, scores_of(length), (QUERIES + WIDE_PANEL) * wide]
+        [wide * long, long * wide, left, scores_of(length), (QUERIES + WIDE_PANEL) * wide]
     }
 
     fn new(words: &mut &'a mut [u32], length: usize, width: usize) -> Self {
@@ -78,8 +91,8 @@ impl<'a> Scratch<'a> {
 impl<'a> BackwardScratch<'a> {
     fn sizes(length: usize, width: usize) -> [usize; 6] {
         let (long, wide) = (length.next_multiple_of(COLUMNS), width.next_multiple_of(COLUMNS));
-        let tall = length.next_multiple_of(KEYS);
-        [width * long, QUERIES * wide, QUERIES * wide, scores_of(length), tall * wide, tall * wide]
+        let tall = length.next_multiple_of(KEYS).max(long);
+        [wide * long, QUERIES * wide, QUERIES * wide, scores_of(length), tall * wide, tall * wide]
     }
 
     fn new(words: &mut &'a mut [u32], length: usize, width: usize) -> Self {
@@ -148,41 +161,41 @@ pub(super) struct Backward<'a, T> {
 
 /// Runs a piece of work by code of this crate where models have its type.
 macro_rules! run {
-    ($work:ident, $task:ident) => {
-        run!($work, $task, f32);
-        run!($work, $task, bf16);
-        run!($work, $task, f16);
-        Isa::single().run_widened(Checked($task));
+    ($work:ident, $task:ident, $isa:ident) => {
+        run!($work, $task, $isa, f32, run_widened);
+        run!($work, $task, $isa, bf16, run);
+        run!($work, $task, $isa, f16, run_widened);
+        $isa.run_widened(Checked($task));
     };
-    ($work:ident, $task:ident, $type:ident) => {
+    ($work:ident, $task:ident, $isa:ident, $type:ident, $run:ident) => {
         if const { is::<T, $type>() } {
             #[inline(never)]
-            fn compiled(task: $work<'_, $type>) {
-                Isa::single().run_widened(Checked(task));
+            fn compiled(task: $work<'_, $type>, isa: Isa) {
+                isa.$run(Checked(task));
             }
             // SAFETY: this is its type.
-            return compiled(unsafe { known_as($task) });
+            return compiled(unsafe { known_as($task) }, $isa);
         }
     };
 }
 
 impl<T: Float> Forward<'_, T> {
-    /// Computes.
+    /// Computes with the kernel `isa`: one that widens, or for bf16 that of AMX.
     ///
     /// # Safety
     /// `out` and `log_sums` reach as far as the shape says, and nobody else touches what this writes.
-    pub(super) unsafe fn run(self) {
-        run!(Forward, self);
+    pub(super) unsafe fn run(self, isa: Isa) {
+        run!(Forward, self, isa);
     }
 }
 
 impl<T: Float> Backward<'_, T> {
-    /// Computes.
+    /// Computes with the kernel `isa`: one that widens, or for bf16 that of AMX.
     ///
     /// # Safety
     /// `d_q`, `d_k` and `d_v` reach as far as the shape says, and nobody else touches what this writes.
-    pub(super) unsafe fn run(self) {
-        run!(Backward, self);
+    pub(super) unsafe fn run(self, isa: Isa) {
+        run!(Backward, self, isa);
     }
 }
 
@@ -199,6 +212,9 @@ fn places(shape: &AttentionShape, sequence: usize) -> (Place, Place) {
 }
 
 impl<T: Float> Task for Checked<Forward<'_, T>> {
+    #[cfg(target_arch = "x86_64")]
+    const PAIRS: bool = false;
+
     #[inline(always)]
     fn run<K: Kernel>(self) {
         let Forward { shape, sequence, heads: own, q, k, v, out, log_sums, mut words } = self.0;
@@ -209,11 +225,14 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
         let long = length.next_multiple_of(COLUMNS);
         let scale = 1.0 / (width as f32).sqrt();
         let keys_t = Mat::columns(keys.mat(k, 0, kv_head, width).data, keys.stride);
-        pack::right::<K, T>(keys_t, width, length, width * K::NR, s.keys_t);
-        pack::right::<K, T>(keys.mat(v, 0, kv_head, width), length, width, length * K::NR, s.rows);
+        // SAFETY: this is compiled and called for the kernel's processor.
+        unsafe {
+            K::pack_right::<T>(keys_t, width, length, lanes::<K>(width), s.keys_t);
+            K::pack_right::<T>(keys.mat(v, 0, kv_head, width), length, width, lanes::<K>(length), s.rows);
+        }
         for head in own {
-            for first in (0..length).step_by(QUERIES) {
-                let count = QUERIES.min(length - first);
+            for first in (0..length).step_by(step::<K>()) {
+                let count = step::<K>().min(length - first);
                 let rows = queries.mat(q, first, head, width);
                 // SAFETY: this is compiled and called for the kernel's processor.
                 unsafe {
@@ -243,12 +262,12 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
                 }
                 let inverse = sums.map(|sum| 1.0 / sum);
                 let weights = Mat::rows(&*s.scores, long);
-                let right = Packed { packed: s.rows, length, width };
+                let right = Right::packed::<K>(s.rows, lanes::<K>(length));
                 // SAFETY: as above; the probabilities are (count, first + count), and the result is one of
                 // these heads in rows of this sequence.
                 unsafe {
                     let out = out.add(queries.start + first * queries.stride + head * width);
-                    let to = Rows { out, stride: queries.stride, factors: &inverse };
+                    let to = Rows { out, stride: queries.stride, width, factors: &inverse };
                     weighted::<K, T>(weights, first, count, right, s.left, s.sums, to);
                 }
             }
@@ -257,6 +276,9 @@ impl<T: Float> Task for Checked<Forward<'_, T>> {
 }
 
 impl<T: Float> Task for Checked<Backward<'_, T>> {
+    #[cfg(target_arch = "x86_64")]
+    const PAIRS: bool = false;
+
     #[inline(always)]
     fn run<K: Kernel>(self) {
         let Backward { shape, sequence, kv_head, q, k, v, out, log_sums, d_out, d_q, d_k, d_v, mut words } =
@@ -268,16 +290,19 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
         let long = length.next_multiple_of(COLUMNS);
         let scale = 1.0 / (width as f32).sqrt();
         let transposed = |x| Mat::columns(keys.mat(x, 0, kv_head, width).data, keys.stride);
-        pack::right::<K, T>(transposed(k), width, length, width * K::NR, s.keys_t);
-        pack::right::<K, T>(transposed(v), width, length, width * K::NR, own.values_t);
-        pack::right::<K, T>(keys.mat(k, 0, kv_head, width), length, width, length * K::NR, s.rows);
+        // SAFETY: this is compiled and called for the kernel's processor.
+        unsafe {
+            K::pack_right::<T>(transposed(k), width, length, lanes::<K>(width), s.keys_t);
+            K::pack_right::<T>(transposed(v), width, length, lanes::<K>(width), own.values_t);
+            K::pack_right::<T>(keys.mat(k, 0, kv_head, width), length, width, lanes::<K>(length), s.rows);
+        }
         let held = length.next_multiple_of(K::MR) * width.next_multiple_of(K::NR);
         own.d_keys[..held].fill(0.0);
         own.d_values[..held].fill(0.0);
-        let group = heads / kv_heads;
+        let (group, mut d_row) = (heads / kv_heads, [0f32; WIDEST_HEAD]);
         for head in kv_head * group..(kv_head + 1) * group {
-            for first in (0..length).step_by(QUERIES) {
-                let count = QUERIES.min(length - first);
+            for first in (0..length).step_by(step::<K>()) {
+                let count = step::<K>().min(length - first);
                 let rows = queries.mat(q, first, head, width);
                 let d_rows = queries.mat(d_out, first, head, width);
                 // SAFETY: this is compiled and called for the kernel's processor.
@@ -290,7 +315,12 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 let (mut log_sum, mut delta) = ([0f32; QUERIES], [0f32; QUERIES]);
                 for r in 0..count {
                     let at = queries.start + (first + r) * queries.stride + head * width;
-                    delta[r] = dot(&out[at..at + width], &d_out[at..at + width]);
+                    // As the products have it, of which this is the mean: where a query sees one key their difference is 0.
+                    let d_row = &mut d_row[..width];
+                    for (own, &x) in d_row.iter_mut().zip(&d_out[at..at + width]) {
+                        *own = operand::<K>(x);
+                    }
+                    delta[r] = dot(&out[at..at + width], d_row);
                     log_sum[r] = log_sums[(sequence * heads + head) * length + first + r];
                 }
                 for r in (0..count).step_by(ABREAST) {
@@ -301,15 +331,15 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                     d.mask(0.0);
                     p.differentiate(&mut d, scale, four(&log_sum), four(&delta));
                 }
-                pack::right::<K, f32>(d_rows, count, width, count * K::NR, own.d_out);
-                pack::right::<K, T>(rows, count, width, count * K::NR, own.queries);
-                let right = Packed { packed: s.rows, length, width };
+                let right = Right::packed::<K>(s.rows, lanes::<K>(length));
                 let d_weights = Mat::rows(&*own.d_scores, long);
                 // SAFETY: as above; the matrices are (count, end), and the result is a head of this group in
                 // rows of this sequence.
                 unsafe {
+                    K::pack_right::<f32>(d_rows, count, width, lanes::<K>(count), own.d_out);
+                    K::pack_right::<T>(rows, count, width, lanes::<K>(count), own.queries);
                     let out = d_q.add(queries.start + first * queries.stride + head * width);
-                    let to = Rows { out, stride: queries.stride, factors: &[1.0; QUERIES] };
+                    let to = Rows { out, stride: queries.stride, width, factors: &[1.0; QUERIES] };
                     weighted::<K, f32>(d_weights, first, count, right, s.left, s.sums, to);
                     let weights = Mat { data: &*s.scores, row: 1, column: long };
                     let d_weights = Mat { data: &*own.d_scores, row: 1, column: long };

@@ -2,9 +2,9 @@
 
 use super::super::kernel::{Ends, Kernel};
 use super::super::operands::{Left, Right};
-use super::super::pack::{self, DEPTH, LEFT_STRIDE, Mat};
+use super::super::pack::{DEPTH, Mat, lanes};
 use super::super::product::{Sweep, Tiles};
-use super::{KEYS, QUERIES};
+use super::{QUERIES, keys};
 use collectives::Float;
 use std::ops::Range;
 
@@ -26,16 +26,16 @@ pub(super) unsafe fn scores<K: Kernel, T: Float>(
     left: &mut [u32],
     mut to: Scores<'_>,
 ) {
-    let (width, first) = (to.width, to.first);
-    // An odd last row would be rounded up to one that may not exist.
-    let left = Left::in_place::<K, T>(rows).filter(|_| count.is_multiple_of(2)).unwrap_or_else(|| {
-        pack::left_along::<K, T>(rows, count, width, left);
-        Left::Along(left, LEFT_STRIDE)
-    });
-    let right = Right::packed::<K>(right, width * K::NR);
-    let sweep = Sweep { rows: count, columns: first + count, right };
+    let depth = lanes::<K>(to.width);
     // SAFETY: the caller's promise; the operands are packed as said.
-    unsafe { sweep.run::<K>(left, &mut to) };
+    unsafe {
+        // An odd last row would be rounded up to one that may not exist.
+        let left = Left::in_place::<K, T>(rows)
+            .filter(|_| count.is_multiple_of(2))
+            .unwrap_or_else(|| K::pack_left::<T>(rows, count, to.width, depth, left));
+        let sweep = Sweep { rows: count, columns: to.first + count, right: Right::packed::<K>(right, depth) };
+        sweep.run::<K>(left, &mut to);
+    }
 }
 
 /// Scores on and below the diagonal, written where they belong: there is room for whole tiles.
@@ -60,7 +60,7 @@ impl Tiles for Scores<'_> {
         assert!(out.len() >= (K::MR - 1) * self.stride + K::NR, "room for a tile of scores");
         let (start, add) = (std::ptr::null(), std::ptr::null());
         Some((
-            0..self.width,
+            0..lanes::<K>(self.width),
             Ends { start, add, out: out.as_mut_ptr(), stride: self.stride, next: std::ptr::null() },
         ))
     }
@@ -69,22 +69,15 @@ impl Tiles for Scores<'_> {
     fn finish<K: Kernel>(&mut self, _: Range<usize>, _: Range<usize>, _: *const f32) {}
 }
 
-/// A packed matrix (length, width) of one block along k.
-#[derive(Clone, Copy)]
-pub(super) struct Packed<'a> {
-    pub packed: &'a [u32],
-    pub length: usize,
-    pub width: usize,
-}
-
 /// Where rows of a result go, each multiplied by its factor.
 pub(super) struct Rows<'a, T> {
     pub out: *mut T,
     pub stride: usize,
+    pub width: usize,
     pub factors: &'a [f32; QUERIES],
 }
 
-/// `to = weights (count, first + count) * right (.., width)`; weights above the diagonal are zero.
+/// `to = weights (count, first + count) * right (.., width)`; weights above the diagonal are zero. `right` is one block along k.
 ///
 /// # Safety
 /// As for [`Kernel::tile`]; `to` has `count` rows of `width` elements that nobody else touches.
@@ -93,27 +86,26 @@ pub(super) unsafe fn weighted<K: Kernel, T: Float>(
     weights: Mat<'_, f32>,
     first: usize,
     count: usize,
-    right: Packed<'_>,
+    right: Right<'_>,
     left: &mut [u32],
     sums: &mut [f32],
     to: Rows<'_, T>,
 ) {
-    let (end, width) = (first + count, right.width);
-    let mut tiles = Weighted { sums, to, width, seen: 0, depth: 0, resume: false, last: false };
+    let (end, width) = (first + count, to.width);
+    let mut tiles = Weighted { sums, to, seen: 0, depth: 0, resume: false, last: false };
     for key in (0..end).step_by(DEPTH) {
-        let depth = DEPTH.min(end - key);
-        let part = weights.from(0, key);
-        let left = Left::in_place::<K, f32>(part).unwrap_or_else(|| {
-            pack::left_along::<K, f32>(part, count, depth, left);
-            Left::Along(left, LEFT_STRIDE)
-        });
-        let right = Right::packed::<K>(&right.packed[key * K::NR..], right.length * K::NR);
-        let sweep = Sweep { rows: count, columns: width, right };
-        (tiles.depth, tiles.resume, tiles.last) = (depth, key > 0, key + depth == end);
+        let keys = DEPTH.min(end - key);
+        (tiles.depth, tiles.resume, tiles.last) = (lanes::<K>(keys), key > 0, key + keys == end);
         // Before this block, even the first row sees so many keys: a negative number wraps, and adding wraps back.
         tiles.seen = first.wrapping_sub(key);
+        let part = weights.from(0, key);
         // SAFETY: the caller's promise; the operands are packed as said.
-        unsafe { sweep.run::<K>(left, &mut tiles) };
+        unsafe {
+            let left = Left::in_place::<K, f32>(part)
+                .unwrap_or_else(|| K::pack_left::<f32>(part, count, keys, tiles.depth, left));
+            let sweep = Sweep { rows: count, columns: width, right: right.from(lanes::<K>(key)) };
+            sweep.run::<K>(left, &mut tiles);
+        }
     }
 }
 
@@ -121,10 +113,9 @@ pub(super) unsafe fn weighted<K: Kernel, T: Float>(
 struct Weighted<'a, 'b, T> {
     sums: &'a mut [f32],
     to: Rows<'b, T>,
-    width: usize,
     /// Keys of this block that precede the first row's own.
     seen: usize,
-    /// Keys of this block.
+    /// Lanes of this block's keys.
     depth: usize,
     resume: bool,
     last: bool,
@@ -137,11 +128,11 @@ impl<T: Float> Tiles for Weighted<'_, '_, T> {
         rows: Range<usize>,
         columns: Range<usize>,
     ) -> Option<(Range<usize>, Ends)> {
-        let at = tile_at::<K>(rows.start, columns.start, self.width);
+        let at = tile_at::<K>(rows.start, columns.start, self.to.width);
         let ends = Ends::tile::<K>(&mut self.sums[at..], self.resume);
         // The last row of a tile sees the keys up to itself.
         let seen = (self.seen.wrapping_add(rows.end) as isize).max(0) as usize;
-        Some((0..self.depth.min(seen), ends))
+        Some((0..self.depth.min(lanes::<K>(seen)), ends))
     }
 
     #[inline(always)]
@@ -179,19 +170,18 @@ pub(super) unsafe fn add_transposed<K: Kernel>(
     left: &mut [u32],
     sums: &mut [f32],
 ) {
-    let end = first + count;
-    for key in (0..end).step_by(KEYS) {
-        let keys = KEYS.min(end - key);
+    let (end, depth) = (first + count, lanes::<K>(count));
+    let right = Right::packed::<K>(right, depth);
+    for key in (0..end).step_by(keys::<K>()) {
+        let keys = keys::<K>().min(end - key);
         let part = weights.from(key, 0);
-        let left = Left::in_place::<K, f32>(part).unwrap_or_else(|| {
-            pack::left_across::<K, f32>(part, keys, count, left);
-            Left::across::<K>(left, count)
-        });
-        let right = Right::packed::<K>(right, count * K::NR);
-        let sweep = Sweep { rows: keys, columns: width, right };
-        let mut tiles = AddTransposed { sums, key, first, count, width };
+        let mut tiles = AddTransposed { sums, key, first, depth, width };
         // SAFETY: the caller's promise; the operands are packed as said, or have room for another row.
-        unsafe { sweep.run::<K>(left, &mut tiles) };
+        unsafe {
+            let left = Left::in_place::<K, f32>(part)
+                .unwrap_or_else(|| K::pack_left::<f32>(part, keys, count, depth, left));
+            Sweep { rows: keys, columns: width, right }.run::<K>(left, &mut tiles);
+        }
     }
 }
 
@@ -200,7 +190,8 @@ struct AddTransposed<'a> {
     sums: &'a mut [f32],
     key: usize,
     first: usize,
-    count: usize,
+    /// Lanes of queries.
+    depth: usize,
     width: usize,
 }
 
@@ -214,7 +205,7 @@ impl Tiles for AddTransposed<'_> {
         let key = self.key + rows.start;
         let at = tile_at::<K>(key, columns.start, self.width);
         // The first key of a tile is seen by the queries from itself on.
-        let queries = key.saturating_sub(self.first)..self.count;
+        let queries = key.saturating_sub(self.first) / (K::STEP * K::LANES) * K::LANES..self.depth;
         Some((queries, Ends::tile::<K>(&mut self.sums[at..], true)))
     }
 
