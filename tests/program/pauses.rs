@@ -36,7 +36,7 @@ fn a_reader_that_pauses_stops_no_training() {
     for step in [4, 8, 12] {
         assert!(said.contains(&format!("\nstep {step}  validation loss ")), "{said}");
     }
-    assert!(said.contains("saved to out") && said.contains("sample"), "{said}");
+    assert!(said.contains("saved to out") && said.contains("\nsample\n"), "{said}");
     let said = read_late(&bench, "eval --model out --data text.txt");
     assert!(said.contains("loss"), "{said}");
 }
