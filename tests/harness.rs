@@ -152,7 +152,7 @@ impl Bench {
     }
 
     /// Waits for a started command of this test; kills it, and fails, if it hangs, or if what it started keeps its output
-    /// open when it has ended.
+    /// open when it has ended. A stream that goes elsewhere, or that the test has taken, counts as empty.
     #[track_caller]
     pub fn finish(&self, child: Child) -> Outcome {
         self.finish_within(child, HANG)
@@ -160,18 +160,18 @@ impl Bench {
 
     #[track_caller]
     fn finish_within(&self, mut child: Child, patience: Duration) -> Outcome {
-        let collect = |mut stream: Box<dyn Read + Send>| {
+        let collect = |stream: Option<Box<dyn Read + Send>>| {
             let (whole, output) = channel();
             std::thread::spawn(move || {
                 let mut bytes = Vec::new();
-                let read = stream.read_to_end(&mut bytes);
+                let read = stream.map_or(Ok(0), |mut stream| stream.read_to_end(&mut bytes));
                 // Nobody takes it where the test has failed meanwhile.
                 let _ = whole.send(read.map(|_| String::from_utf8_lossy(&bytes).into_owned()));
             });
             output
         };
-        let stdout = collect(Box::new(child.stdout.take().expect("a pipe")));
-        let stderr = collect(Box::new(child.stderr.take().expect("a pipe")));
+        let stdout = collect(child.stdout.take().map(|stream| Box::new(stream) as _));
+        let stderr = collect(child.stderr.take().map(|stream| Box::new(stream) as _));
         let mut waited = Waited::begin();
         let status = loop {
             let took = waited.so_far();

@@ -2,7 +2,6 @@
 
 use harness::{Bench, signal};
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -169,8 +168,7 @@ fn a_bandwidth_below_the_gate_fails_after_the_table() {
     bench.nothing_left();
     // Also where the table cannot be written.
     let mut full = bench.command("bench all_reduce -b 1K -e 4K -n 3 --min-busbw 1e9");
-    let child = full.stdout(std::fs::File::create("/dev/full").unwrap()).spawn().unwrap();
-    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    let said = bench.outcome(full.stdout(std::fs::File::create("/dev/full").unwrap())).stderr;
     for words in ["GB/s, below --min-busbw 1000000000; ", "writing to standard output"] {
         assert!(said.contains(words), "{said}");
     }
@@ -388,26 +386,28 @@ fn a_reader_that_pauses_stops_no_rank() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let bench = bench();
-    let mut child =
-        bench.command("bench all_reduce -b 1K -e 16K -n 3 -N 50").stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
-    let code = child.wait().unwrap().code();
-    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let (_, unread) = std::io::pipe().unwrap();
+    let ended = bench.outcome(bench.command("bench all_reduce -b 1K -e 16K -n 3 -N 50").stdout(unread));
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     bench.nothing_left();
     // A sweep that is only shown ends with who reads it: this one would take minutes.
-    for (command, shown) in [
+    for (flags, shown) in [
         ("all_reduce -b 1K -e 64M -f 2 -n 10000 -d all", 2),
         ("all_reduce -b 1K -e 1K -n 3 -N 0", 5),
         ("overlap -b 1K -e 64M -f 2 -n 5000", 1),
     ] {
-        let mut child = bench.command(&format!("bench {command}")).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        assert_eq!(lines.by_ref().filter(|line| !line.starts_with('#')).take(shown).count(), shown);
-        drop(lines);
-        std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
-        assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(0), ""));
+        let reader = format!("grep -v -m {shown} '^#'");
+        let run =
+            format!("{} bench {flags} | {reader}; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_caravan"));
+        let mut command = Command::new("bash");
+        command.args(["-c", &run]);
+        bench.prepare(&mut command);
+        let ended = bench.outcome(&mut command);
+        assert_eq!(
+            (ended.code, ended.stdout.lines().count(), &*ended.stderr),
+            (Some(0), shown, ""),
+            "{flags}"
+        );
         bench.nothing_left();
     }
 }

@@ -8,15 +8,13 @@ use std::process::Command;
 fn output_that_nobody_reads_is_no_failure_and_one_that_cannot_be_written_is() {
     let bench = bench();
     for args in ["doctor", "--help", "train --help", "--version", "bench all_reduce -e 4K -n 3"] {
-        let mut unread = bench.command(args).spawn().unwrap();
-        drop(unread.stdout.take());
-        let ended = unread.wait_with_output().unwrap();
-        assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]), "{args}");
+        let (_, unread) = std::io::pipe().unwrap();
+        let ended = bench.outcome(bench.command(args).stdout(unread));
+        assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "{args}");
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let ended = bench.command(args).stdout(full).output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.code(), Some(1), "{said}");
-        assert!(said.contains("writing to standard output: No space left"), "{said}");
+        let ended = bench.outcome(bench.command(args).stdout(full));
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.stderr.contains("writing to standard output: No space left"), "{ended:?}");
     }
 }
 

@@ -26,7 +26,7 @@ fn a_run_goes_on_when_nobody_reads_its_progress() {
             .spawn()
             .unwrap();
         drop((unread.stdout.take(), unread.stderr.take()));
-        assert_eq!(unread.wait().unwrap().code(), Some(0));
+        assert_eq!(bench.finish(unread).code, Some(0));
         let lines = json_lines(&bench.path(metrics));
         assert!(lines.last().unwrap()["summary"].is_object(), "{lines:?}");
     }

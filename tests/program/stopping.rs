@@ -134,26 +134,20 @@ fn a_model_that_cannot_be_kept_is_no_success() {
     let bench = bench();
     let mut command = Command::new("bash");
     let run = format!("exec {} {ENDLESS} --ranks 2 --transport threads", env!("CARGO_BIN_EXE_caravan"));
-    // Of 250 KB of weights; and of metrics, which are read from the pipe.
-    command.args(["-c", &format!("ulimit -c 0 -f 64; {}", run.replace("--metrics m.jsonl", ""))]);
+    let run = run.replace("--metrics m.jsonl", "");
+    // Of 250 KB of weights; and of metrics, in whose place is what it says, written by another process.
+    command.args(["-c", &format!("exec 2> >(tee said >&2); ulimit -c 0 -f 64; {run}")]);
     bench.prepare(&mut command);
     bench.text("text.txt", 20_000);
-    let mut run = command.spawn().unwrap();
-    let mut shown = std::io::BufReader::new(run.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.starts_with("step 2/") {
-        line.clear();
-        let read = std::io::BufRead::read_line(&mut shown, &mut line).unwrap();
-        assert!(read > 0, "it ended before its second step");
-    }
+    let run = command.spawn().unwrap();
+    let said = || fs::read_to_string(bench.path("said")).unwrap_or_default();
+    let run = bench.until(run, "its second step", || said().contains("\nstep 2/"));
     signal(run.id(), Signal::TERM);
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut shown, &mut said).unwrap();
-    let code = run.wait().unwrap().code();
-    let last = said.lines().last().unwrap();
+    let outcome = bench.finish(run);
+    let last = outcome.stderr.lines().last().unwrap();
     let begins = last.starts_with("caravan: interrupted by signal 15; --save: ");
-    assert!(code == Some(1) && begins && last.contains("File too large"), "{code:?} {said}");
-    assert_eq!(bench.names(), ["text.txt"]);
+    assert!(outcome.code == Some(1) && begins && last.contains("File too large"), "{outcome:?}");
+    assert_eq!(bench.names(), ["said", "text.txt"]);
     bench.nothing_left();
 }
 
