@@ -3,10 +3,11 @@
 
 use collectives::bootstrap::spawn::{OnRequest, supervise};
 use collectives::bootstrap::{Identity, Options, shm_group};
+use harness::Bench;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, exit};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio, exit};
 use std::time::{Duration, Instant};
 
 fn main() {
@@ -29,19 +30,26 @@ fn main() {
     }
 }
 
+/// What ends all that a test has started when the test ends, however that does.
+fn bench() -> Bench {
+    Bench::new("none: each command is this program again")
+}
+
 /// This program in another role.
 fn again(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
-    harness::take_signals(&mut command);
     // A group of its own, whose parent could let it go on: the kernel stops no other.
     command.process_group(0).env("SUPERVISOR_TEST", role);
     command
 }
 
-/// A supervisor of its own whose ranks write their numbers into a directory and then wait; and those numbers.
-fn supervisor(directory: &Path) -> (Child, Vec<u32>) {
-    let child = again("supervisor").env("PIDS", directory).spawn().expect("a supervisor");
-    let pid = |rank: usize| std::fs::read_to_string(directory.join(rank.to_string())).ok()?.parse().ok();
+/// A supervisor of its own whose ranks write their numbers into the scratch folder and then wait; and those numbers.
+fn supervisor(bench: &Bench) -> (Child, Vec<u32>) {
+    let mut command = again("supervisor");
+    bench.prepare(&mut command);
+    command.env("PIDS", bench.path(".")).stdout(Stdio::inherit()).stderr(Stdio::inherit());
+    let child = command.spawn().expect("a supervisor");
+    let pid = |rank: usize| std::fs::read_to_string(bench.path(&rank.to_string())).ok()?.parse().ok();
     let all = || [0, 1, 2].into_iter().map(pid).collect::<Option<Vec<u32>>>();
     let mut pids = None;
     until("three ranks have begun", || {
@@ -66,10 +74,8 @@ fn wait_as_rank() {
         (directory.join(format!("{}.new", t.rank())), directory.join(t.rank().to_string()));
     std::fs::write(&partial, std::process::id().to_string()).expect("written");
     std::fs::rename(partial, whole).expect("renamed");
-    // A rank that is busy elsewhere and notices nothing.
-    loop {
-        std::thread::sleep(Duration::from_secs(60));
-    }
+    // A rank that is busy elsewhere and notices nothing; it ends at last where nobody is left to end it.
+    std::thread::sleep(Duration::from_secs(120));
 }
 
 /// The state of a process as ps shows it; Z when it is no more.
@@ -84,8 +90,8 @@ fn runs(pid: u32) -> bool {
 
 /// Ctrl-Z at a terminal reaches only the supervisor.
 fn stops_and_goes_on() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut child, pids) = supervisor(directory.path());
+    let bench = bench();
+    let (child, pids) = supervisor(&bench);
     let parent = Pid::from_child(&child);
     let all_are = |wanted: fn(char) -> bool| {
         until("all are in that state", || pids.iter().chain([&child.id()]).all(|&p| wanted(state(p))));
@@ -95,7 +101,7 @@ fn stops_and_goes_on() {
     kill_process(parent, Signal::CONT).expect("sent");
     all_are(|s| s != 'T');
     kill_process(parent, Signal::TERM).expect("sent");
-    assert_eq!(child.wait().expect("ended").code(), Some(143));
+    assert_eq!(bench.finish(child).code, Some(143));
     await_end(&pids);
 }
 
@@ -128,12 +134,12 @@ fn left_behind(id: u32) -> Vec<String> {
 }
 
 fn ended_by(signal: Signal) -> Option<i32> {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut child, pids) = supervisor(directory.path());
-    let parent = Pid::from_child(&child);
-    kill_process(parent, signal).expect("sent");
-    let status = child.wait().expect("ended");
+    let bench = bench();
+    let (child, pids) = supervisor(&bench);
+    let id = child.id();
+    kill_process(Pid::from_child(&child), signal).expect("sent");
+    let outcome = bench.finish(child);
     await_end(&pids);
-    assert_eq!(left_behind(child.id()), Vec::<String>::new());
-    status.code()
+    assert_eq!(left_behind(id), Vec::<String>::new());
+    outcome.code
 }
