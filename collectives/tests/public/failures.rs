@@ -1,10 +1,11 @@
 //! What happens when a rank fails, leaves or dies.
 
-use crate::ranks::{self, PATIENCE, connect, job, pattern, this_test, until, wait};
+use crate::ranks::{self, PATIENCE, connect, job, not_for_ever, pattern, this_test, until, wait};
 use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::{OnRequest, supervise};
 use collectives::transport::{Tag, Transport};
 use collectives::{Buffer, Communicator, Error, Options, Result};
+use harness::Waited;
 use rustix::process::{Signal, kill_process};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
@@ -157,7 +158,9 @@ fn recv_without_a_look(t: &mut dyn Transport, from: usize, tag: u64, bytes: usiz
     let mut room = vec![0u8; bytes];
     // SAFETY: the room outlives the wait.
     let request = unsafe { t.recv(from, Tag(tag), room.as_mut_ptr(), bytes) }.expect("posted");
+    let mut waited = Waited::begin();
     while !t.test(request).expect("a message") {
+        not_for_ever(&mut waited);
         std::thread::yield_now();
     }
     room
@@ -166,9 +169,8 @@ fn recv_without_a_look(t: &mut dyn Transport, from: usize, tag: u64, bytes: usiz
 #[test]
 fn who_took_a_message_may_leave_before_its_sender_looks() {
     const BYTES: usize = 1 << 20;
-    let left = |test: u32| std::env::temp_dir().join(format!("caravan-left-{test}"));
     ranks::run(this_test!(), &[2], |mut t| {
-        let left = left(std::os::unix::process::parent_id());
+        let left = ranks::folder().join("left");
         if t.rank() == 1 {
             recv_without_a_look(&mut *t, 0, 1, BYTES);
             drop(t);
@@ -178,7 +180,9 @@ fn who_took_a_message_may_leave_before_its_sender_looks() {
         // Too long to be copied: the receiver reads it where it is and answers.
         // SAFETY: the data stay until the end.
         let request = unsafe { t.send(1, Tag(1), data.view().as_ptr(), BYTES) }.expect("posted");
+        let mut waited = Waited::begin();
         while !left.exists() {
+            not_for_ever(&mut waited);
             std::thread::sleep(Duration::from_millis(1));
         }
         // Long enough for a look at who is still there.
@@ -186,7 +190,6 @@ fn who_took_a_message_may_leave_before_its_sender_looks() {
         t.check().expect("nobody has failed");
         assert!(t.test(request).expect("it was taken"));
     });
-    std::fs::remove_file(left(std::process::id())).expect("a file of the job");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::ranks::{connect, identity, is_rank, rank_of, this_test};
 use collectives::bootstrap::{Identity, Launcher};
 use collectives::{Communicator, Options, ReduceOp};
+use harness::Bench;
 use std::process::Command;
 
 /// In a rank: who it is, and a sum over all ranks that proves that they met.
@@ -34,9 +35,11 @@ fn under(test: &str, program: &str, arguments: &[&str], launcher: Launcher) {
         for (name, value) in rank.get_envs() {
             command.env(name, value.expect("a value"));
         }
-        let output = command.output().expect("a launcher");
-        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program}, shell: {shell}: {text}");
+        let bench = Bench::new(program);
+        bench.prepare(&mut command);
+        let outcome = bench.outcome(&mut command);
+        let text = outcome.stdout + &outcome.stderr;
+        assert_eq!(outcome.code, Some(0), "{program}, shell: {shell}: {text}");
         assert_eq!(text.matches("1 passed").count(), 3, "{text}");
     }
 }

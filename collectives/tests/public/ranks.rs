@@ -5,11 +5,15 @@ use collectives::bootstrap::{Ending, Identity, Options, shm_group};
 use collectives::transport::{Request, Transport};
 use collectives::{Communicator, Result};
 use conformance::{Case, cases, each};
-use std::process::{Command, Stdio};
+use harness::Waited;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Says to a process which test's rank it is.
 const ROLE: &str = "CARAVAN_TEST_ROLE";
+/// Says to a rank where its [`folder`] is.
+const FOLDER: &str = "CARAVAN_TEST_FOLDER";
 
 /// The name by which the harness knows the test that this is written in.
 macro_rules! this_test {
@@ -43,7 +47,21 @@ pub fn job(test: &str, sizes: &[usize], body: impl FnOnce()) -> Vec<Report> {
         // The ranks are done; what the test does with the reports is not theirs.
         std::process::exit(0);
     }
-    sizes.iter().map(|&n| supervise(n, OnRequest::EndAtOnce, |_| rank_of(test)).expect("a job")).collect()
+    let job_of = |&n: &usize| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let rank = |_| {
+            let mut command = rank_of(test);
+            command.env(FOLDER, folder.path());
+            command
+        };
+        supervise(n, OnRequest::EndAtOnce, rank).expect("a job")
+    };
+    sizes.iter().map(job_of).collect()
+}
+
+/// In a rank: the folder of its job, which goes with the job.
+pub fn folder() -> PathBuf {
+    std::env::var_os(FOLDER).expect("a folder").into()
 }
 
 /// As `job` with the connected transport, where every rank must succeed.
@@ -103,11 +121,35 @@ pub fn options() -> Options {
     Options { timeout: PATIENCE, ..Options::default() }
 }
 
-/// Waits as an engine does: looks, spins a little, yields, parks, and notices lost peers.
+/// A rank that waits for longer, or that is waited for as long, hangs.
+const HANG: Duration = PATIENCE.saturating_mul(4);
+
+/// Fails a rank that hangs: called at each look at what it waits for.
+pub fn not_for_ever(waited: &mut Waited) {
+    assert!(waited.so_far() < HANG, "not within {HANG:?}");
+}
+
+/// Waits for processes that were started by hand, killing those that hang.
+pub fn finish(children: Vec<Child>) -> Vec<Output> {
+    let mut waited = Waited::begin();
+    let end = |mut child: Child| {
+        while child.try_wait().expect("a child").is_none() {
+            if waited.so_far() > HANG {
+                child.kill().expect("our own");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child.wait_with_output().expect("ended")
+    };
+    children.into_iter().map(end).collect()
+}
+
+/// Waits as an engine does: looks, spins a little, yields, parks, and notices lost peers. Fails when that hangs.
 pub fn until<T>(
     transport: &mut dyn Transport,
     mut look: impl FnMut(&mut dyn Transport) -> Result<Option<T>>,
 ) -> Result<T> {
+    let mut waited = Waited::begin();
     for tries in 0u64.. {
         if let Some(found) = look(transport)? {
             return Ok(found);
@@ -120,6 +162,7 @@ pub fn until<T>(
                     // What the peer sent before it went may be all that was missing.
                     return look(transport)?.ok_or(lost);
                 }
+                not_for_ever(&mut waited);
                 transport.park(Duration::from_millis(50));
             }
         }

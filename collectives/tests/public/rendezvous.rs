@@ -1,11 +1,11 @@
 //! Ranks that do not all come, come twice, disagree, or are not of the job.
 
-use crate::ranks::{identity, is_rank, rank_of, this_test};
+use crate::ranks::{finish, identity, is_rank, rank_of, this_test};
 use collectives::bootstrap::{Options, Rendezvous, shm_group};
 use collectives::transport::shm::ShmTransport;
 use collectives::transport::{Nodes, PerNode, Transport};
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio, exit};
+use std::process::{Child, Command, Output, Stdio, exit};
 use std::time::Duration;
 
 /// Starts one rank by hand, as an unknown launcher would.
@@ -47,14 +47,18 @@ fn meet(timeout: Duration) -> ! {
     }
 }
 
+fn ended(child: Child) -> Output {
+    finish(vec![child]).remove(0)
+}
+
 fn text(child: Child) -> String {
-    let output = child.wait_with_output().expect("ended");
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stderr).trim().to_owned()
 }
 
 fn succeeds(child: Child) {
-    let output = child.wait_with_output().expect("ended");
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -1,10 +1,11 @@
 //! The suite that every transport passes, here over shared memory, where each rank is a process.
 
-use crate::ranks::{self, PATIENCE, connect, run, this_test};
+use crate::ranks::{self, PATIENCE, connect, not_for_ever, run, this_test};
 use collectives::bootstrap;
 use collectives::transport::Tag;
 use collectives::{Buffer, Communicator, Options, Progress};
 use conformance::{Case, cases, p2p, standard, windowed};
+use harness::Waited;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -69,11 +70,11 @@ fn groups_are_left_before_all_have_read() {
     // Less than what would be lost.
     let options = bootstrap::Options { segment_limit: Some(12 << 20), ..ranks::options() };
     // Files, because who waits for a message reads meanwhile.
-    let place = std::env::temp_dir();
-    let sign = |what| place.join(format!("caravan-test-{what}-{}", std::os::unix::process::parent_id()));
-    let give = |what| std::fs::write(sign(what), []).expect("a file");
+    let give = |what| std::fs::write(ranks::folder().join(what), []).expect("a file");
     let await_one = |what| {
-        while std::fs::remove_file(sign(what)).is_err() {
+        let mut waited = Waited::begin();
+        while std::fs::remove_file(ranks::folder().join(what)).is_err() {
+            not_for_ever(&mut waited);
             std::thread::sleep(Duration::from_micros(100));
         }
     };

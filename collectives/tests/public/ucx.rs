@@ -1,8 +1,9 @@
 //! The UCX transport between real processes over each of UCX's transports that a machine without special hardware
 //! has. The processes are this test program again, as `rank_process`.
 
+use crate::ranks::finish;
 use crate::ucx_groups;
-use crate::ucx_processes::{CASE, available, errors, finish, passes, start, start_with, text};
+use crate::ucx_processes::{CASE, available, errors, passes, start, start_with, text};
 use collectives::bootstrap::{Identity, Options, Rendezvous};
 use collectives::transport::ucx::{Start, UcxTransport};
 use collectives::transport::{Request, Tag, Transport};

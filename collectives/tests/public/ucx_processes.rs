@@ -1,12 +1,11 @@
 //! Processes that run cases of the tests of UCX.
 
+use crate::ranks::finish;
 use collectives::Result;
 use collectives::bootstrap::Rendezvous;
 use collectives::transport::Transport;
 use collectives::transport::ucx::{Start, UcxTransport};
-use conformance::p2p;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 pub const CASE: &str = "CARAVAN_TEST_CASE";
 
@@ -58,23 +57,6 @@ pub fn start_with(
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap()
-        })
-        .collect()
-}
-
-/// Waits for all, killing those that hang.
-pub fn finish(children: Vec<Child>) -> Vec<Output> {
-    let until = Instant::now() + 2 * p2p::PATIENCE;
-    children
-        .into_iter()
-        .map(|mut child| {
-            while child.try_wait().unwrap().is_none() {
-                if Instant::now() > until {
-                    child.kill().unwrap();
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            child.wait_with_output().unwrap()
         })
         .collect()
 }
