@@ -295,7 +295,8 @@ mod tests {
 
     #[test]
     fn lines_are_there_as_soon_as_they_are_written() {
-        let path = std::env::temp_dir().join(format!("caravan-metrics-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
         let mut metrics = Metrics::create(&path).unwrap();
         for step in 0..3 {
             metrics.line(&json!({"step": step, "text": "a\nb"})).unwrap();
@@ -305,7 +306,6 @@ mod tests {
             assert_eq!(lines[step]["step"], step);
             assert!(text.ends_with('\n'));
         }
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

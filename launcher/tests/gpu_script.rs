@@ -17,6 +17,8 @@ fn script(bench: &Bench) -> Command {
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
     bench.prepare(&mut command);
     command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
+    // Where it is killed its files go, too.
+    command.env("TMPDIR", bench.path("."));
     for (name, value) in
         [("MODEL", "nano"), ("ROWS", "1"), ("LENGTH", "8"), ("SMALL", "nano"), ("SMALL_LENGTH", "8")]
     {

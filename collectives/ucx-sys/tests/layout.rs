@@ -77,19 +77,16 @@ fn layouts_and_constants_are_those_of_the_header() {
     if !std::path::Path::new("/usr/include/ucp/api/ucp.h").exists() {
         return harness::skip("/usr/include/ucp/api/ucp.h is not there (Debian: libucx-dev)");
     }
-    let dir = std::env::temp_dir().join(format!("caravan-ucx-layout-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    std::fs::write(dir.join("layout.c"), program()).unwrap();
-    let compiled = Command::new("cc")
-        .args(["-Werror", "-o", "layout", "layout.c", "-lucs"])
-        .current_dir(&dir)
-        .output()
-        .expect("cc, which the build of any Rust program needs as its linker");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let printed = Command::new(dir.join("layout")).output().unwrap().stdout;
-    std::fs::remove_dir_all(&dir).unwrap();
-    let theirs: Vec<(String, i64)> = String::from_utf8(printed)
-        .unwrap()
+    // Which the build of any Rust program needs as its linker.
+    let bench = harness::Bench::new("cc");
+    bench.file("layout.c", program());
+    bench.run("-Werror -o layout layout.c -lucs").success();
+    let mut layout = Command::new(bench.path("layout"));
+    bench.prepare(&mut layout);
+    let theirs: Vec<(String, i64)> = bench
+        .outcome(&mut layout)
+        .success()
+        .stdout
         .lines()
         .map(|line| line.split_once('=').unwrap())
         .map(|(name, value)| (name.to_string(), value.parse().unwrap()))
