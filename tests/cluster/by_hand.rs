@@ -8,6 +8,9 @@ use std::fs;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+/// So soon it is seen that a host is gone: far more than README promises.
+const NOTICED: Duration = Duration::from_secs(90);
+
 /// Starts rank 0 on the first host and rank 1 on the second, with these words before `caravan`, and gives them time to end.
 fn each(bench: &Bench, hosts: &Hosts<'_>, port: u32, words: [&str; 2], args: &str) -> [Outcome; 2] {
     started(bench, hosts, port, words, args).map(|rank| bench.finish(rank))
@@ -188,7 +191,8 @@ fn a_host_that_is_gone_without_a_word_is_noticed() {
             "rank {} on {host} is unreachable: its host, or the way to it, does not answer",
             1 - rank
         );
-        bench.finish(end).refusal(1, &[&told]);
+        let took = bench.finish(end).refusal(1, &[&told]).took;
+        assert!(took < NOTICED, "rank {rank}: {took:?}");
     }
     let further = |zero, what| {
         let before = made();
