@@ -214,7 +214,8 @@ pub unsafe trait Transport: Send {
 
     /// Tells all peers, as far as possible, that this rank gives up and why; they see it in `check`. Afterwards, and
     /// after a drop, memory of a request may be dropped: nobody writes there any more. Peers who have not heard may still
-    /// read what came from `alloc`, which therefore stays as it is, or fetch a message, and then fail.
+    /// read what came from `alloc`, which therefore stays as it is, or fetch a message that was announced to them, from memory
+    /// that may have another use by then, and fail only in what they call after it: a process ends soon after it has given up.
     fn abort(&mut self, why: &Error);
 }
 

@@ -52,7 +52,12 @@ impl Requests {
         if slot.route.guarded() && slot.route.coded().is_none() {
             // The same message with another length is on the communicator of other lengths.
             let other = if slot.bytes > slot.route.limit { comms.small } else { comms.large };
-            if let Some((found, came)) = take(session, slot.peer, other, slot.route.tag)? {
+            // Or it is a later one, whose tag has come again, and what is waited for has come just before it.
+            let sent = peek(session, slot.peer, other, Some(slot.route.tag))?.is_some();
+            if sent && slot.suspected.get_or_insert_with(Instant::now).elapsed() < SUSPECTED {
+                return Ok(false);
+            }
+            if sent && let Some((found, came)) = take(session, slot.peer, other, slot.route.tag)? {
                 // SAFETY: the receive's memory; what is posted of it is cancelled first, or over.
                 unsafe {
                     slot.parts.drain(..).for_each(|part| cancel(part));
@@ -91,7 +96,7 @@ impl Requests {
         let large = route.guarded().then_some((comms.large, false));
         let exact = comms.exact.map(|comm| (comm, true));
         for (comm, exact) in [Some((comms.small, false)), large, exact].into_iter().flatten() {
-            let Some((tag, bytes)) = peek(session, slot.peer, comm)? else { continue };
+            let Some((tag, bytes)) = peek(session, slot.peer, comm, None)? else { continue };
             // Of a message in several the first has come, and the tag says how long all of it is.
             let (said, bytes) = match exact {
                 true => (self.tags.said_exactly(route.of, tag), Tags::length(tag)),
@@ -124,13 +129,19 @@ impl Slot {
     }
 }
 
-/// The tag and the length of the first message from a rank that no receive has met.
-fn peek(session: &Session, from: usize, comm: ffi::MPI_Comm) -> Result<Option<(c_int, usize)>> {
+/// The tag and the length of the first message from a rank, with this tag or with any, that no receive has met.
+fn peek(
+    session: &Session,
+    from: usize,
+    comm: ffi::MPI_Comm,
+    tag: Option<c_int>,
+) -> Result<Option<(c_int, usize)>> {
     let (mut flag, mut count) = (0, 0);
     let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
     // SAFETY: a valid communicator and places; a status of zeros is one, and MPI has filled it where there is a message.
     unsafe {
-        let code = ffi::MPI_Iprobe(from as c_int, ffi::RSMPI_ANY_TAG, comm, &mut flag, status.as_mut_ptr());
+        let tag = tag.unwrap_or(ffi::RSMPI_ANY_TAG);
+        let code = ffi::MPI_Iprobe(from as c_int, tag, comm, &mut flag, status.as_mut_ptr());
         session.check("MPI_Iprobe", code)?;
         if flag == 0 {
             return Ok(None);
