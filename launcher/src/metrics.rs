@@ -56,8 +56,6 @@ const MOST_HELD: usize = 64 << 20;
 const PAGE: usize = 4096;
 /// What is read at once of a file that is gone on with.
 const BLOCK: u64 = 64 << 10;
-/// How long a run that is asked to end waits for a reader.
-const LAST: Duration = Duration::from_secs(1);
 
 impl Metrics {
     /// Starts the file anew, unless it is standard output or standard error.
@@ -155,7 +153,7 @@ impl Metrics {
     /// What was written is not all there.
     fn settle(&mut self) -> Result<()> {
         while !self.held.rest().is_empty() {
-            if self.is_read(LAST) {
+            if self.is_read(out::LAST) {
                 self.write()?;
             } else if stop::asked().is_some() {
                 return Err(Failure::run(format!(
@@ -216,7 +214,7 @@ fn lines_end(bytes: u64, mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>)
 impl Drop for Metrics {
     /// Of a run that fails: its reader gets what it still takes.
     fn drop(&mut self) {
-        while !self.held.rest().is_empty() && self.is_read(LAST) && self.write().is_ok() {}
+        while !self.held.rest().is_empty() && self.is_read(out::LAST) && self.write().is_ok() {}
     }
 }
 

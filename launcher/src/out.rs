@@ -8,7 +8,8 @@ use rustix::fs::{Mode, OFlags};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// Standard output that is closed (`>&-`) would be opened anew before `main`, by Rust's library, as what takes everything, and
 /// what is printed would be lost without a word. This runs before that, and opens what can only be read: so no file that is
@@ -76,17 +77,25 @@ pub fn note(line: impl Display) {
     let _ = std::io::stderr().lock().write_all(format!("{}\n", harmless(&line.to_string())).as_bytes());
 }
 
-/// The same for a process that was asked to end, and does not wait for long for a reader that takes nothing.
+/// For so long a process that was asked to end still waits for a reader that takes nothing.
+pub const LAST: Duration = Duration::from_secs(1);
+
+/// What is left of that, once it is asked for.
+pub fn last_wait() -> Duration {
+    static SINCE: OnceLock<Instant> = OnceLock::new();
+    LAST.saturating_sub(SINCE.get_or_init(Instant::now).elapsed())
+}
+
+/// A [`note`] of such a process.
 pub fn last_note(line: impl Display) {
-    // Whoever asks again does not wait either.
-    if is_taken(&std::io::stderr(), Duration::from_secs(1)) {
+    if is_noted(last_wait()) {
         note(line);
     }
 }
 
-/// Whether standard error takes a line without waiting for a reader that pauses.
-pub fn is_taken_at_once() -> bool {
-    is_taken(&std::io::stderr(), Duration::ZERO)
+/// Whether standard error takes a line without waiting longer for a reader that pauses.
+pub fn is_noted(within: Duration) -> bool {
+    is_taken(&std::io::stderr(), within)
 }
 
 /// Whether a pipe or a terminal takes something within this time, up to a page; files and what has no reader any more do.

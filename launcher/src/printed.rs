@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::out;
+use crate::train::stop;
 use collectives::Communicator;
 use std::io::Write;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -59,7 +60,7 @@ impl<'a> Printed<'a> {
     }
 
     /// A collective: prints rank 0's text, and says on all ranks whether there still is a use in printing, or nothing is to
-    /// be printed.
+    /// be printed. A run that is asked to end waits for a reader for [`out::LAST`].
     ///
     /// # Errors
     /// A call's.
@@ -97,6 +98,11 @@ enum State {
     Lost,
 }
 
+/// Whether no reader is waited for any more, because this process was asked to end.
+fn is_late() -> bool {
+    stop::asked().is_some() && out::last_wait().is_zero()
+}
+
 /// A thread that prints, for nothing but a thread of its own can wait for a reader and do something else.
 struct Printer {
     texts: Sender<String>,
@@ -127,12 +133,20 @@ impl Printer {
         match self.heard.recv_timeout(within) {
             Ok(true) => State::Heard,
             Ok(false) | Err(RecvTimeoutError::Disconnected) => State::Lost,
+            Err(RecvTimeoutError::Timeout) if is_late() => State::Lost,
             Err(RecvTimeoutError::Timeout) => State::Waits,
         }
     }
 
+    /// Leaves a text that nobody takes to a thread that ends with the process.
     fn end(self) -> Result<()> {
         drop(self.texts);
+        // Until it has told of every text.
+        while self.heard.recv_timeout(BEAT) != Err(RecvTimeoutError::Disconnected) {
+            if is_late() {
+                return Ok(());
+            }
+        }
         self.thread.join().unwrap_or_else(|_| Err(Failure::run("the thread that prints panicked")))
     }
 }

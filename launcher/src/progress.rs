@@ -141,7 +141,7 @@ impl Progress {
     /// Whether what is shown now is taken at once; says what has waited for that.
     fn is_heard(&self) -> bool {
         let mut held = self.held.borrow_mut();
-        while out::is_taken_at_once() {
+        while out::is_noted(Duration::ZERO) {
             let Some(text) = held.pop_front() else { return true };
             match &self.form {
                 Form::Bar(bar) | Form::Rounds(bar) => bar.suspend(|| out::note(text)),
@@ -151,14 +151,12 @@ impl Progress {
         false
     }
 
-    /// Nobody waits for this rank any more, but who has asked it to end: says what has waited for a reader.
+    /// Nobody waits for this rank any more, but who asks it to end: says what has waited for a reader.
     pub fn end(&self) {
         self.finish();
         for text in self.held.take() {
-            match stop::asked() {
-                None => out::note(text),
-                Some(_) => out::last_note(text),
-            }
+            while stop::asked().is_none() && !out::is_noted(out::LAST) {}
+            out::last_note(text);
         }
     }
 

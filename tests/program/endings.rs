@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 use rustix::system::uname;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -156,28 +156,68 @@ fn threads_of_ucx_take_no_signal_of_the_supervisor() {
 }
 
 /// A pipe that is full, at whose other end somebody sits who does not read.
-#[test]
-fn an_interrupted_run_does_not_wait_until_its_words_are_read() {
-    let (_reader, mut full) = std::io::pipe().unwrap();
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut full) = std::io::pipe().unwrap();
     let flags = rustix::fs::fcntl_getfl(&full).unwrap();
     rustix::fs::fcntl_setfl(&full, flags | OFlags::NONBLOCK).unwrap();
     while full.write(b".").is_ok() {}
     rustix::fs::fcntl_setfl(&full, flags).unwrap();
-    let bench = bench();
-    let mut command = bench.command(&format!("{ENDLESS} --quiet"));
-    command.stderr(full);
-    let mut run = bench.endless(command);
-    signal(run.id(), Signal::INT);
+    (reader, full)
+}
+
+/// The exit code of a run that is asked to end, and does soon.
+#[track_caller]
+fn ends_by(mut run: Child, name: Signal) -> Option<i32> {
+    signal(run.id(), name);
     let mut waited = Waited::begin();
-    let ended = loop {
+    loop {
         match run.try_wait().unwrap() {
-            Some(status) => break status,
+            Some(status) => return status.code(),
             None if waited.so_far() > PROMISED => panic!("it waits"),
             None => std::thread::sleep(Duration::from_millis(5)),
         }
-    };
-    assert_eq!(ended.code(), Some(130));
-    bench.nothing_half_written();
+    }
+}
+
+#[test]
+fn an_interrupted_run_does_not_wait_until_its_words_are_read() {
+    for (name, code, flags) in [
+        (Signal::INT, 130, "--quiet"),
+        (Signal::TERM, 143, "--ranks 2"),
+        (Signal::TERM, 143, "--ranks 2 --transport threads"),
+    ] {
+        let ((_reader, said), (_printed_to, printed)) = (full_pipe(), full_pipe());
+        let bench = bench();
+        let mut command = bench.command(&format!("{ENDLESS} {flags}"));
+        command.stderr(said).stdout(printed);
+        let run = bench.endless(command);
+        assert_eq!(ends_by(run, name), Some(code), "{flags}");
+        let kept: &[&str] = if name == Signal::TERM { &["out"] } else { &[] };
+        assert_eq!(bench.names(), [&["m.jsonl"], kept, &["text.txt"]].concat());
+        bench.nothing_left();
+    }
+}
+
+/// What there was to do is done, but for a sample that nobody would see.
+#[test]
+fn a_run_that_is_over_waits_for_a_reader_until_it_is_asked_to_end() {
+    for (transport, sample) in [("shm", 20), ("threads", 20), ("shm", 0)] {
+        let ((_reader, said), (_printed_to, printed)) = (full_pipe(), full_pipe());
+        let bench = bench();
+        bench.text("text.txt", 3000);
+        let train =
+            "train --model nano --data text.txt --steps 2 --micro-batch 1 --metrics m.jsonl --save out";
+        let flags = format!("--ranks 2 --transport {transport} --sample {sample}");
+        let mut command = bench.command(&format!("{train} {flags}"));
+        let run = command.stderr(said).stdout(printed).spawn().unwrap();
+        let is_over = || fs::read_to_string(bench.path("m.jsonl")).is_ok_and(|text| text.contains("summary"));
+        let run = bench.until(run, "it is over", is_over);
+        std::thread::sleep(Duration::from_millis(300));
+        let code = if sample > 0 { 143 } else { 0 };
+        assert_eq!(ends_by(run, Signal::TERM), Some(code), "{flags}");
+        assert_eq!(bench.names(), ["m.jsonl", "out", "text.txt"]);
+        bench.nothing_left();
+    }
 }
 
 /// Lines of metrics that a run has written.
