@@ -166,6 +166,20 @@ impl Checkpoints {
         made.min((self.keep - there.min(self.keep)).saturating_add(1))
     }
 
+    /// Takes away what is not to stay beside the state after `step`, which is there, whatever becomes of these; over NFS what
+    /// somebody has open stays.
+    pub fn take_away_before(&self, step: usize) {
+        let mut before = steps(&self.dir).unwrap_or_default();
+        before.retain(|(other, _)| *other < step);
+        before.sort_unstable();
+        before.truncate((before.len() + 1).saturating_sub(self.keep));
+        for (other, dir) in before {
+            // It goes whole: who reads it finds all of it, or nothing.
+            let going = pen_place(&self.dir, other);
+            let _ = fs::remove_dir_all(if fs::rename(&dir, &going).is_ok() { going } else { dir });
+        }
+    }
+
     /// Whether one is made after this step, counted from 1.
     pub fn due(&self, step: usize) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)
@@ -223,7 +237,7 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize
     let dir = &checkpoints.dir;
     let refuse = |why: &str| Err(Failure::usage(format!("--checkpoint {}: {why}", dir.display())));
     // What a run has left that was killed takes room.
-    clean(dir);
+    clean(dir)?;
     if is_state(dir) {
         // Also of `.`, whose name tells of no other.
         let its = dir.file_name().map_or_else(|| dir.join(".."), |_| models::parent(dir).to_owned());
@@ -255,6 +269,11 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize
             let several = match (there + more, checkpoints.keep) {
                 (1, _) => String::new(),
                 (_, 1) => ", of which two are there while one takes the place of the other".to_owned(),
+                (most, keep) if most > keep => {
+                    format!(
+                        ", of which {most} are there while one takes the place of the oldest (--checkpoint-keep {keep})"
+                    )
+                }
                 (most, _) => format!(", of which {most} are there in the end (--checkpoint-keep)"),
             };
             refuse(&format!(
@@ -333,13 +352,15 @@ impl Claim {
     }
 }
 
-/// Removes what a run has left that ended in the midst of a checkpoint, unless another writes there.
-pub fn clean(dir: &Path) {
-    if dir.is_dir()
-        && let Ok(claim) = Claim::of(dir)
-    {
-        claim.clean(dir);
+/// Removes what a run has left that ended in the midst of a checkpoint.
+///
+/// # Errors
+/// Another run writes there, or the system's refusal.
+pub fn clean(dir: &Path) -> Result<()> {
+    if dir.is_dir() {
+        Claim::of(dir)?.clean(dir);
     }
+    Ok(())
 }
 
 /// Removes what was begun by who cannot go on with it, as far as it can be removed.

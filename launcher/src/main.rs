@@ -155,7 +155,8 @@ fn train(args: &TrainArgs) -> Result<()> {
     let checkpoints = plan.checkpoints.as_ref().map(|checkpoints| checkpoints.dir.clone());
     drop(plan);
     if let Some(dir) = checkpoints.filter(|_| identity.as_ref().is_none_or(|rank| rank.rank == 0)) {
-        checkpoint::clean(&dir);
+        // Unless another run has begun there.
+        let _ = checkpoint::clean(&dir);
     }
     if let Some(dir) = saved {
         // It lies beside the directory, not beside a link to it.

@@ -130,6 +130,10 @@ impl TrainPlan {
         check_device(args)?;
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;
+        if let Some(dir) = args.checkpoint.as_deref().filter(|_| identity.is_none()) {
+            // Before anything is read that another run takes away.
+            checkpoint::clean(dir)?;
+        }
         let checkpoints = Checkpoints::asked(args)?;
         let traced = Traced::asked(args, checkpoints.as_ref().map_or(0, Checkpoints::made))?;
         let zero = zero::Config { placement: placement(args, &device), ..zero };

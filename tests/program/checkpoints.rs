@@ -385,6 +385,27 @@ fn a_file_of_metrics_is_one_run_s_at_a_time() {
     bench.nothing_left();
 }
 
+/// As one that was killed between the name of the last and the end of those before it.
+#[test]
+fn a_run_with_nothing_left_to_do_takes_away_states_that_are_not_to_stay() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let train = format!("{TRAIN} --ranks 2 --checkpoint c --checkpoint-every 2 --steps 6");
+    bench.run(&format!("{train} --checkpoint-keep 3")).success();
+    let states = || {
+        let names = fs::read_dir(bench.path("c")).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(states(), ["step-2", "step-4", "step-6"]);
+    bench.run(&format!("{train} --checkpoint-keep 2 --resume")).success();
+    assert_eq!(states(), ["step-4", "step-6"]);
+    bench.run(&format!("{train} --resume")).success();
+    assert_eq!(states(), ["step-6"]);
+    bench.nothing_left();
+}
+
 /// A disk that fills up costs the checkpoint, neither the one before nor the run.
 #[test]
 fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
@@ -409,6 +430,9 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     small.refusal(2, &["--checkpoint disk/c", "takes 1.43 MiB", "two are there", "make room"]);
     let more = with_disk(&bench, "1600k", &format!("{tight} --checkpoint-keep 2")).expect("as before");
     more.refusal(2, &["takes 1.43 MiB, of which 2 are there in the end (--checkpoint-keep)"]);
+    let many =
+        with_disk(&bench, "1600k", &format!("{train} --steps 40 --checkpoint-keep 2")).expect("as before");
+    many.refusal(2, &["of which 3 are there while one takes the place of the oldest (--checkpoint-keep 2)"]);
     // Of a training that is over no other is made.
     let full = "dd if=/dev/zero of=disk/other bs=1k count=1600 2>&-";
     let over = format!("{train} --steps 4; {full}; {train} --steps 4 --resume");

@@ -151,6 +151,24 @@ fn a_model_that_cannot_be_kept_is_no_success() {
     bench.nothing_left();
 }
 
+#[test]
+fn a_model_and_a_state_that_cannot_be_kept_are_both_told_of() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let mut command = Command::new("bash");
+    let train = "train --model nano --data text.txt --steps 4 --micro-batch 1 --transport threads --checkpoint c --save out";
+    let run = format!("ulimit -c 0 -f 64; exec {} {train}", env!("CARGO_BIN_EXE_caravan"));
+    command.args(["-c", &run]);
+    bench.prepare(&mut command);
+    let outcome = bench.finish(command.spawn().unwrap());
+    let last = outcome.stderr.lines().last().unwrap();
+    let both =
+        ["--save: cannot write", "; --checkpoint c: ", "the run went on without a checkpoint of that step"];
+    assert!(outcome.code == Some(1) && both.iter().all(|words| last.contains(words)), "{outcome:?}");
+    assert_eq!(bench.names(), ["c", "text.txt"]);
+    bench.nothing_left();
+}
+
 /// Something else has ended it, and what it was asked to does not hide that.
 #[test]
 fn a_rank_that_dies_before_it_stops_is_a_failure() {

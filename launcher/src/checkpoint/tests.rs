@@ -79,10 +79,11 @@ fn what_may_be_another_run_s_is_taken_away_only_under_a_lock() {
     Claim { lock: None }.clean(dir);
     assert_eq!(there(dir), [".step-7.unfinished"]);
     let held = Claim::of(dir).unwrap();
-    clean(dir);
+    let refused = clean(dir).unwrap_err().to_string();
+    assert!(refused.contains("another run writes there"), "{refused}");
     assert_eq!(there(dir), [".step-7.unfinished"]);
     drop(held);
-    clean(dir);
+    clean(dir).unwrap();
     assert!(there(dir).is_empty());
 }
 

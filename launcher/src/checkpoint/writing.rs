@@ -1,6 +1,6 @@
 //! Writing a checkpoint: rank 0 holds the pen, and what it writes has its name only once it is whole.
 
-use super::{Checkpoints, FILES, KEPT_STATES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
+use super::{Checkpoints, FILES, KEPT_STATES, STEP, TRAINING, name, pen_place, remove_unfinished};
 use crate::about::generator;
 use crate::bench::now;
 use crate::failure::{Failure, Result};
@@ -94,9 +94,7 @@ pub fn write<T: Float>(
 
 /// What writes a checkpoint, until it is refused something.
 pub(super) struct Pen<'a> {
-    dir: &'a Path,
-    /// How many stay.
-    keep: usize,
+    checkpoints: &'a Checkpoints,
     standing: Standing,
     evaluated: bool,
     refused: Option<String>,
@@ -106,8 +104,7 @@ type Attempt<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 impl<'a> Pen<'a> {
     pub(super) fn new(checkpoints: &'a Checkpoints, standing: Standing, evaluated: bool) -> Self {
-        let Checkpoints { dir, keep, .. } = checkpoints;
-        Pen { dir, keep: *keep, standing, evaluated, refused: None }
+        Pen { checkpoints, standing, evaluated, refused: None }
     }
 
     /// What comes of it, if nothing was refused before.
@@ -119,7 +116,7 @@ impl<'a> Pen<'a> {
     }
 
     fn place(&self) -> PathBuf {
-        pen_place(self.dir, self.step())
+        pen_place(&self.checkpoints.dir, self.step())
     }
 
     fn step(&self) -> usize {
@@ -128,8 +125,8 @@ impl<'a> Pen<'a> {
 
     /// Makes room: what was begun before and is not whole goes.
     fn begin(&self) -> Attempt<()> {
-        fs::create_dir_all(self.dir)?;
-        remove_unfinished(self.dir);
+        fs::create_dir_all(&self.checkpoints.dir)?;
+        remove_unfinished(&self.checkpoints.dir);
         Ok(fs::create_dir(self.place())?)
     }
 
@@ -150,7 +147,7 @@ impl<'a> Pen<'a> {
         let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
         let mut settings: Map<String, Value> = settings.collect();
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());
-        settings.insert(KEPT_STATES.into(), self.keep.to_string().into());
+        settings.insert(KEPT_STATES.into(), self.checkpoints.keep.to_string().into());
         let told = json!({
             "generator": generator(),
             "step": self.step(),
@@ -178,23 +175,14 @@ impl<'a> Pen<'a> {
         let (place, step) = (self.place(), self.step());
         // Where there are no locks another run may have taken some of it away.
         Kept::ALL.into_iter().try_for_each(|kept| Checkpoint::open(place.join(name(kept))).map(drop))?;
-        fs::rename(&place, self.dir.join(format!("{STEP}{step}")))?;
+        fs::rename(&place, self.checkpoints.dir.join(format!("{STEP}{step}")))?;
         // It is there from here on. Should its name not last, those before are what is left.
-        if let Err(e) = sync(self.dir) {
+        if let Err(e) = sync(&self.checkpoints.dir) {
             let why =
                 format!("the state after step {step} is here, but its name may not survive a power failure");
             return Ok(Some(format!("{why}: {e}")));
         }
-        // It is there, whatever becomes of those before; over NFS what somebody has open stays.
-        let mut before = steps(self.dir).unwrap_or_default();
-        before.retain(|(other, _)| *other < step);
-        before.sort_unstable();
-        before.truncate((before.len() + 1).saturating_sub(self.keep));
-        for (other, dir) in before {
-            // It goes whole: who reads it finds all of it, or nothing.
-            let going = pen_place(self.dir, other);
-            let _ = fs::remove_dir_all(if fs::rename(&dir, &going).is_ok() { going } else { dir });
-        }
+        self.checkpoints.take_away_before(step);
         Ok(None)
     }
 }

@@ -16,9 +16,14 @@ use std::time::Instant;
 impl<T: Float> Run<'_, T> {
     /// Keeps the state after the last step, unless it is kept already. What is refused costs no more than that.
     pub(super) fn checkpoint(&mut self) -> Result<()> {
-        let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| self.made > self.tried) else {
+        let Some(checkpoints) = &self.plan.checkpoints else { return Ok(()) };
+        if self.made == self.tried {
+            if self.trainer.comm().rank() == 0 {
+                // A run that was killed as it gave the last one its name has left more, or one that was to keep more.
+                checkpoints.take_away_before(self.kept);
+            }
             return Ok(());
-        };
+        }
         let began = Instant::now();
         self.tried = self.made;
         self.record.sync(&self.progress);
@@ -156,7 +161,16 @@ impl<T: Float> Run<'_, T> {
                     Err(lost) => Failure::Verdict(format!("{stopped}; {lost}")),
                 });
             }
-            (written, told) => return written.and(told),
+            (written, told) => {
+                let lost = std::mem::take(&mut self.record).end();
+                return match (written.and(told), lost) {
+                    (Err(Failure::Run(refused)), Err(lost)) => {
+                        Err(Failure::Run(format!("{refused}; {lost}")))
+                    }
+                    (told, Err(lost)) => told.map_err(|told| told.remark(&lost.to_string())),
+                    (told, Ok(())) => told,
+                };
+            }
         }
         if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
             // Rank 0 was refused, and has left.
