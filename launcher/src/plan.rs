@@ -2,6 +2,7 @@
 
 mod advice;
 mod asked;
+mod launched;
 mod model;
 mod numbers;
 mod outputs;
@@ -12,9 +13,10 @@ mod steps;
 mod traced;
 
 pub use asked::{Asked, on_hosts};
+pub use launched::by_itself;
 pub use model::{MicroBatch, ModelChoice};
 pub use numbers::{Numbers, at_least_one};
-pub use ranks::{Ranks, UNASKED, by_itself, unasked_threads, with_ranks};
+pub use ranks::{Ranks, UNASKED, unasked_threads, with_ranks};
 pub use scaling::{read as scaling_read, told as scaling_told};
 pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};

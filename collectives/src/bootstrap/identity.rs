@@ -11,7 +11,7 @@ use super::place::is_of_another_host;
 use crate::error::{Error, Result};
 use crate::watch::MAX_SIZE;
 use innermost::Evidence;
-pub use launcher::Launcher;
+pub use launcher::{Launcher, MARKS, marks};
 
 /// Bytes that the name and the secret of a job may have each, which go together into a rank's first words.
 const LONGEST: usize = 1024;

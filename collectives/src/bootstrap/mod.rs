@@ -21,7 +21,7 @@ mod wire;
 pub use board::{Board, Ending};
 pub(crate) use hosts::boot_and_space;
 pub use hosts::{OF_HYDRA, host_name, pmi_socket};
-pub use identity::{Identity, Launcher, variables};
+pub use identity::{Identity, Launcher, MARKS, marks, variables};
 pub use inside::{exchange, nodes_of, shm_inside};
 pub use memfd::anonymous;
 pub use processors::{cpu_quota, processors, processors_of_host};

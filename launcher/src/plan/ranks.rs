@@ -1,5 +1,6 @@
 //! How many ranks there are, and how they reach each other.
 
+use super::launched::{check_alone, elsewhere};
 use super::{Asked, usage};
 use crate::agree::Signature;
 use crate::args::{DeviceKind, Mover, RankArgs};
@@ -12,7 +13,7 @@ use crate::layers::Layers;
 use crate::machine::VERSION;
 use crate::transports::Transport;
 use collectives::bootstrap::spawn::OnRequest;
-use collectives::bootstrap::{self, Identity, variables};
+use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Group, Kind};
 use collectives::transport::{self, Nodes};
 use collectives::{Communicator, MAX_SIZE, Progress};
@@ -60,44 +61,6 @@ pub struct Ranks {
     pub nccl: bool,
     /// Whether ranks may share a GPU.
     pub share_gpus: bool,
-}
-
-/// Refuses to be a run of its own where something else than torchrun has made this process one of several of PyTorch's, or
-/// Flux or PALS one of theirs without PMI: each of them would be such a run, without a word. The same where it was told how to
-/// meet others, and not which rank it is.
-fn check_alone(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
-    let set = |name: &str| variable(name).filter(|v| !v.trim().is_empty());
-    let several = |size: &str| set(size).is_some_and(|n| n.trim().parse().is_ok_and(|n: usize| n > 1));
-    let first = |names: &[&'static str]| names.iter().find_map(|&name| Some((name, set(name)?)));
-    let launched: &[_] = match several("FLUX_JOB_SIZE") {
-        true => &["PALS_RANKID", "FLUX_TASK_RANK"],
-        false => &["PALS_RANKID"],
-    };
-    if let Some((name, value)) = first(launched) {
-        return usage(format!(
-            "{name}={value} is set without PMI_RANK and PMI_SIZE, and this would be a run of its own: have what starts ranks set \
-             those, or set {} and {} for each process, or take --ranks N for a run of this process",
-            variables::RANK,
-            variables::WORLD
-        ));
-    }
-    let others = [variables::RENDEZVOUS, variables::LOCAL_RANK, variables::LOCAL_SIZE];
-    if let Some((name, value)) = first(&others) {
-        return usage(format!(
-            "{name}={value} is set and nothing says which of how many ranks this is, so that it would be a run of its own: set \
-             {} and {} for each process, or take --ranks N for a run of this process",
-            variables::RANK,
-            variables::WORLD
-        ));
-    }
-    match (set("RANK"), set("WORLD_SIZE"), set("MASTER_ADDR")) {
-        (Some(rank), Some(world), Some(host)) if several("WORLD_SIZE") => usage(format!(
-            "RANK={rank} of WORLD_SIZE={world} is set, not by torchrun, and this would be a run of its own: for ranks that \
-             meet set CARAVAN_RANK={rank}, CARAVAN_WORLD={world}, CARAVAN_JOB and CARAVAN_RENDEZVOUS={host}:PORT, or take \
-             --ranks N for a run of this process"
-        )),
-        _ => Ok(()),
-    }
 }
 
 impl Ranks {
@@ -358,27 +321,6 @@ pub fn with_ranks(ranks: u64, started: bool) -> String {
     }
 }
 
-/// Why `asked` ranks cannot be had where a launcher started others: also a shell that it gave to a user is one of them.
-fn elsewhere(asked: usize, there: &Identity) -> String {
-    let (name, world) = (there.launcher.name(), there.world);
-    let itself = by_itself(there.launcher.marks());
-    match world {
-        1 => format!(
-            "--ranks {asked}, but this process is the only rank that {name} started: start {asked} with it, or {itself}"
-        ),
-        _ => format!(
-            "--ranks {asked}, but this process is one of {world} ranks that {name} started: leave --ranks away if all of \
-             them run caravan, or {itself}"
-        ),
-    }
-}
-
-/// How a shell with these marks of a launcher has caravan start ranks.
-pub fn by_itself(marks: impl Iterator<Item = &'static str>) -> String {
-    let marks: Vec<String> = marks.map(|name| format!("-u {name}")).collect();
-    format!("take 'env {} caravan ...', which starts them itself", marks.join(" "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -440,18 +382,6 @@ mod tests {
         let known = Identity { local_size: Some(world), ..there };
         let (met, advice) = Ranks { shared: true, ..plan("", &known) }.met(1, &known);
         assert_eq!((met.options.crowded, advice), (Some(true), None));
-    }
-
-    #[test]
-    fn other_ranks_than_the_launcher_started_are_refused_with_a_way() {
-        for (world, words) in
-            [(1, "start 4 with it, or"), (8, "one of 8 ranks that srun started: leave --ranks away")]
-        {
-            let there = Identity { world, launcher: Launcher::Slurm, ..Identity::alone() };
-            let text = Ranks::plan(&args("--ranks 4"), UNASKED, Some(&there)).unwrap_err().to_string();
-            let words = ["--ranks 4", words, "take 'env", "caravan ...', which starts them itself"];
-            assert!(words.iter().all(|w| text.contains(w)), "{text}");
-        }
     }
 
     #[test]

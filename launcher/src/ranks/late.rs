@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::plan::{Ranks, by_itself};
 use collectives::Error;
-use collectives::bootstrap::{Identity, Launcher, spawn, variables};
+use collectives::bootstrap::{self, Identity, Launcher, spawn, variables};
 use std::io::IsTerminal;
 
 /// Nothing tells jobs apart that meet at one address, where no launcher's name of them is the same on all hosts.
@@ -27,7 +27,7 @@ pub(super) fn perhaps_slow(error: Error, ranks: &Ranks, identity: &Identity) -> 
     let later = if ranks.reads_data { LATER } else { "" };
     let advice = || {
         // Who is started by caravan is one of those that it started.
-        let marks = identity.launcher.marks().filter(|_| !spawn::supervised());
+        let marks = bootstrap::marks().filter(|_| !spawn::supervised());
         let typed = std::io::stdin().is_terminal();
         later.to_owned() + &nobodys(identity.launcher.name(), identity.world, marks, typed)
     };

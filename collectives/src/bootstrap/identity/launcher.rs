@@ -82,26 +82,31 @@ impl Launcher {
     pub(crate) fn is_hidden(self) -> bool {
         self == Launcher::Slurm
     }
+}
 
-    /// Variables of this process's environment without which it would be nobody's rank.
-    pub fn marks(self) -> impl Iterator<Item = &'static str> {
-        let names: &[_] = match self {
-            Launcher::Caravan => &[variables::RANK, variables::WORLD],
-            Launcher::OpenMpi => &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"],
-            Launcher::Pmi => &["PMI_RANK", "PMI_SIZE"],
-            // Others may be left by what started the shell that called srun.
-            Launcher::Slurm => &[
-                "SLURM_STEP_ID",
-                "SLURM_STEPID",
-                "OMPI_COMM_WORLD_RANK",
-                "OMPI_COMM_WORLD_SIZE",
-                "PMI_RANK",
-                "PMI_SIZE",
-                "PMIX_RANK",
-            ],
-            Launcher::TorchRun => &["TORCHELASTIC_RUN_ID"],
-            Launcher::Alone => &[],
-        };
-        names.iter().copied().filter(|name| std::env::var_os(name).is_some())
-    }
+/// Variables by which a process is some launcher's rank, or is taken for one that does not know which: what starts a launcher,
+/// a shell or a job hands its own down, so that several launchers may have left some.
+pub const MARKS: [&str; 16] = [
+    variables::RANK,
+    variables::WORLD,
+    variables::LOCAL_RANK,
+    variables::LOCAL_SIZE,
+    variables::RENDEZVOUS,
+    "TORCHELASTIC_RUN_ID",
+    // Which torchrun sets, too: what else starts PyTorch's processes sets nothing but that and its like.
+    "RANK",
+    "SLURM_STEP_ID",
+    "SLURM_STEPID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+];
+
+/// Those of [`MARKS`] that this process's environment has: without them it would be nobody's rank.
+pub fn marks() -> impl Iterator<Item = &'static str> {
+    MARKS.into_iter().filter(|name| std::env::var_os(name).is_some())
 }
