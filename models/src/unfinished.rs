@@ -172,18 +172,30 @@ pub(crate) fn directory(target: &Path) -> Result<(PathBuf, File)> {
     let there = fs::metadata(target).ok();
     first_free(target, &unfinished(), |name| {
         fs::create_dir(name)?;
-        if let Some(there) = &there {
-            // As a file's; and this process has to write there. chmod would take away what a directory has of the one around.
-            let made = fs::metadata(name)?;
-            let rights = passed_on(there, &made, |gid| chown(name, None, Some(gid)));
-            let of_its_group = (there.mode() | made.mode()) & OF_ITS_GROUP;
-            let _ = fs::set_permissions(name, Permissions::from_mode(rights | of_its_group | 0o700));
-        }
-        match File::open(name) {
+        match open_made(name, there.as_ref()) {
             Err(e) if e.kind() == ErrorKind::NotFound => Err(taken_away()),
-            opened => claim(name, opened?),
+            Err(e) => {
+                // Another refusal here has nobody to tell.
+                let _ = fs::remove_dir(name);
+                Err(e)
+            }
+            Ok(made) => claim(name, made),
         }
     })
+}
+
+/// A directory that was just made, with the rights of what is `there` in its place.
+fn open_made(name: &Path, there: Option<&fs::Metadata>) -> Result<File> {
+    let made = fs::metadata(name)?;
+    let (rights, group) = match there {
+        // As a file's.
+        Some(there) => (passed_on(there, &made, |gid| chown(name, None, Some(gid))), there.mode()),
+        None => (made.mode() & RIGHTS, 0),
+    };
+    // This process has to write there, whatever its umask. chmod would take away what a directory has of the one around.
+    let of_its_group = (group | made.mode()) & OF_ITS_GROUP;
+    let _ = fs::set_permissions(name, Permissions::from_mode(rights | of_its_group | 0o700));
+    File::open(name)
 }
 
 /// Locks what was just made with this name. Before, it looked like what a killed process left, and who took it away for
