@@ -1,5 +1,6 @@
 //! One error type: what was asked, what was found, what would work.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 /// What can go wrong in a collective, a transport or a launch. Ranks are those of the job, of which all groups are parts:
@@ -100,8 +101,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// The operating system's refusal of `what`.
-    pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
-        Error::System { what: what.into(), source_text: error.to_string() }
+    pub fn system(what: impl Into<String>, error: impl Display) -> Self {
+        Error::System { what: what.into(), source_text: system_words(error) }
+    }
+
+    /// The same where `what` is to start a process or a thread.
+    pub fn start(what: impl Into<String>, error: std::io::Error) -> Self {
+        let text = system_words(&error);
+        let source_text = match error.raw_os_error() {
+            Some(libc::EAGAIN) => {
+                text + ": the limit of processes (ulimit -u, or pids.max of a container) may be too low"
+            }
+            _ => text,
+        };
+        Error::System { what: what.into(), source_text }
     }
 
     /// What the peers of one group are told of a failure in another.
@@ -112,5 +125,36 @@ impl Error {
     /// What a rank tells all others that will not be heard of again in any group, with the `cause` where it is known.
     pub fn last_word(cause: Option<&Self>) -> String {
         cause.map_or_else(|| "failed".into(), |why| why.in_another_group().to_string())
+    }
+}
+
+/// What the operating system says of a refusal, and which limit it has gone by where it lets no more files be open.
+pub fn system_words(error: impl Display) -> String {
+    let words = error.to_string();
+    match words.ends_with(&format!("(os error {})", libc::EMFILE)) {
+        true => words + ": the limit of open files (ulimit -n) is too low",
+        false => words,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_the_system_goes_by_are_named() {
+        let refusal = std::io::Error::from_raw_os_error;
+        let said = |error: Error| error.to_string();
+        let files = "Too many open files (os error 24): the limit of open files (ulimit -n) is too low";
+        assert_eq!(said(Error::system("opening", refusal(libc::EMFILE))), format!("opening: {files}"));
+        assert_eq!(said(Error::system("opening", rustix::io::Errno::MFILE)), format!("opening: {files}"));
+        assert_eq!(said(Error::start("starting", refusal(libc::EMFILE))), format!("starting: {files}"));
+        let processes = said(Error::start("starting", refusal(libc::EAGAIN)));
+        assert!(
+            processes.contains("(os error 11): the limit of processes (ulimit -u, or pids.max"),
+            "{processes}"
+        );
+        // Of what starts nothing, that is no limit.
+        assert!(!said(Error::system("reading", refusal(libc::EAGAIN))).contains("limit"));
     }
 }

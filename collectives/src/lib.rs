@@ -68,7 +68,7 @@ pub use communicator::{
 pub use digest::digest;
 pub use element::{DType, Element, Float, ReduceOp, bytes_of, bytes_of_mut};
 pub use engine::{Ends, Options, Priority, Progress, Stats, ready_bytes, scratch_bytes};
-pub use error::{Error, Result};
+pub use error::{Error, Result, system_words};
 pub use half::{bf16, f16};
 pub use ledger::Account;
 #[doc(hidden)]

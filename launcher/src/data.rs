@@ -145,7 +145,11 @@ impl Input {
             }
             // A look would take from it.
             let looks = if pipe { Ok(false) } else { TokenFile::looks_like(file) };
-            tokenised.push(looks.map_err(|e| Failure::usage(format!("{flag} {e}; {flag} {TAKES}")))?);
+            tokenised.push(looks.map_err(|e| match e {
+                // Whatever it is, it was not looked at.
+                models::Error::System { .. } => Failure::usage(format!("{flag} {e}")),
+                e => Failure::usage(format!("{flag} {e}; {flag} {TAKES}")),
+            })?);
         }
         match tokenised.iter().position(|&tokens| !tokens) {
             None => Ok(Input::Tokens(files)),

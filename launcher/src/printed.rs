@@ -123,8 +123,9 @@ impl Printer {
             }
             out.end()
         };
-        let thread =
-            Builder::new().spawn(print).map_err(|e| Failure::run(format!("no thread to print: {e}")))?;
+        let thread = Builder::new()
+            .spawn(print)
+            .map_err(|e| collectives::Error::start("start a thread to print", e))?;
         Ok(Printer { texts, heard, thread })
     }
 

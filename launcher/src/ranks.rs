@@ -396,7 +396,7 @@ fn as_threads(ranks: &Ranks, body: &(dyn Fn(Communicator) -> Result<()> + Sync))
                 Ok(thread) => {
                     thread.join().unwrap_or_else(|_| Err(Failure::run(format!("rank {rank} panicked"))))
                 }
-                Err(e) => Err(Failure::run(format!("there is no thread for it: {e}"))),
+                Err(e) => Err(collectives::Error::start("start a thread for it", e).into()),
             };
         threads.into_iter().enumerate().map(join).collect()
     });

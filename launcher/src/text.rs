@@ -3,6 +3,7 @@
 use crate::data::room;
 use crate::failure::{Failure, Result};
 use crate::human::{self, several};
+use collectives::system_words;
 use collectives::transport::shm::memory_available;
 use models::tokens::{OTHER_ORDER, TokenFile, is_swapped};
 use std::collections::HashSet;
@@ -165,7 +166,7 @@ fn entries_below(
         let entries = match entries {
             Ok(entries) => entries,
             Err(e) => {
-                let text = format!("cannot read directory {}: {e}", dir.display());
+                let text = format!("cannot read directory {}: {}", dir.display(), system_words(e));
                 unreadable(&dir, Failure::usage(text))?;
                 continue;
             }
@@ -262,7 +263,7 @@ pub fn read(flag: &str, path: &Path, takes: &str) -> Result<String> {
     if let Some(bytes) = path.metadata().ok().map(|m| m.len()).filter(|&bytes| bytes > LITTLE) {
         room::check_text(flag, path, bytes)?;
     }
-    let cannot = |e| Failure::usage(format!("cannot read {flag} {}: {e}", path.display()));
+    let cannot = |e| Failure::usage(format!("cannot read {flag} {}: {}", path.display(), system_words(e)));
     let file = fs::File::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
     match file.metadata().map_err(cannot)?.len() {

@@ -50,6 +50,6 @@ impl Error {
 
     /// The operating system's refusal of `what` on `path`.
     pub fn system(what: impl Into<String>, path: &Path, text: impl std::fmt::Display) -> Self {
-        Error::System { what: what.into(), path: path.to_owned(), text: text.to_string() }
+        Error::System { what: what.into(), path: path.to_owned(), text: collectives::system_words(text) }
     }
 }

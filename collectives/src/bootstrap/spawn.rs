@@ -163,7 +163,7 @@ pub fn supervise(
         // SAFETY: between fork and exec the closure makes only system calls: no allocation, no locks.
         unsafe { command.pre_exec(move || before_exec(parent, inherited, &mask)) };
         let child = command.spawn().map_err(|e| {
-            Error::system(format!("starting rank {rank} of {ranks} ({:?})", command.get_program()), e)
+            Error::start(format!("starting rank {rank} of {ranks} ({:?})", command.get_program()), e)
         })?;
         family.members.push(Member::new(child));
     }

@@ -83,10 +83,10 @@ impl Handle {
                     inner.drive();
                 }
             });
-            let cannot = |e: &dyn std::fmt::Display| Error::system("start the progress thread", e);
-            let started = spawned.map_err(|e| cannot(&e)).and_then(|handle| {
+            let what = "start the progress thread";
+            let started = spawned.map_err(|e| Error::start(what, e)).and_then(|handle| {
                 // A thread that could not be bound has ended, and dropping its handle detaches nothing.
-                hear.recv().map_err(|e| cannot(&e))?.map(|()| handle)
+                hear.recv().map_err(|e| Error::system(what, e))?.map(|()| handle)
             });
             // Or else peers would take the end of the transport for an orderly one.
             let handle = started.map_err(|error| shared.engine.lock().fail(error))?;

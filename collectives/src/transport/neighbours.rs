@@ -92,9 +92,7 @@ impl Neighbours {
                 }
                 Err(e @ (rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) => {
                     let here = homes.iter().filter(|home| home.host == mine.host).count();
-                    let what = format!(
-                        "watching the processes of {here} ranks of a host, an open file each (raise ulimit -n)"
-                    );
+                    let what = format!("watching the processes of {here} ranks of a host, an open file each");
                     return Err(Error::system(what, e));
                 }
                 Err(_) => {}

@@ -75,7 +75,7 @@ impl Launcher {
             }
         };
         let started = std::thread::Builder::new().name("launcher".into()).spawn(wait);
-        started.map(drop).map_err(|e| Error::system("start a thread that watches the launcher", e))
+        started.map(drop).map_err(|e| Error::start("start a thread that watches the launcher", e))
     }
 
     /// Whether users may see nothing of that process: Slurm's is root's, and `/proc` may show them their own only (hidepid).

@@ -131,7 +131,7 @@ impl<Q: Streams> Watch<Q> {
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(body)
-            .map_err(|e| Error::system("start the watch of a wire", e))?;
+            .map_err(|e| Error::start("start the watch of a wire", e))?;
         Ok(Watch { state, thread: Mutex::new(Some((thread, stop, end))), _queue: PhantomData })
     }
 
