@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 /// Prints the findings.
 pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let machine = Machine::probe();
-    let transports = transports::survey();
     let cuda = Survey::take();
     let identity = Identity::from_env().map_err(Failure::from);
+    let transports = transports::survey(identity.as_ref().ok().and_then(Option::as_ref));
     if args.json {
         let rows: Vec<_> = transports
             .iter()
@@ -40,8 +40,9 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     row("simd", if machine.simd.is_empty() { "none known".into() } else { machine.simd.join(" ") })?;
     let limit =
         machine.cgroup_memory.map_or(String::new(), |m| format!(", cgroup grants {}", human::bytes(m)));
-    let (all, free) = (human::bytes(machine.memory), human::bytes(machine.memory_available));
-    row("memory", format!("{all}, {free} available{limit}"))?;
+    let [all, free] = [machine.memory, machine.memory_available].map(|m| m.map(human::bytes));
+    let free = free.map_or(String::new(), |free| format!(", {free} available"));
+    row("memory", format!("{}{free}{limit}", all.unwrap_or("unknown".into())))?;
     match machine.shm {
         Some((0, _)) => row("/dev/shm", "as much as there is memory".into())?,
         Some((all, free)) => row("/dev/shm", format!("{}, {} free", human::bytes(all), human::bytes(free)))?,

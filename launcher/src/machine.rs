@@ -21,10 +21,10 @@ pub struct Machine {
     pub cores: usize,
     /// Instruction sets that kernels here can use.
     pub simd: Vec<&'static str>,
-    /// Bytes of memory.
-    pub memory: u64,
-    /// Bytes of memory that can be had now.
-    pub memory_available: u64,
+    /// Bytes of memory, where `/proc` says so.
+    pub memory: Option<u64>,
+    /// Bytes of memory that can be had now, as above.
+    pub memory_available: Option<u64>,
     /// The cgroup's limits of memory, in bytes, and of processor time, in cores.
     pub cgroup_memory: Option<u64>,
     /// As above.
@@ -57,7 +57,7 @@ impl Machine {
     /// Bytes of memory that processes of this one's cgroup can have; all that can be counted, where nobody says how much
     /// there is: nothing is known to be too much.
     pub fn usable_memory(&self) -> u64 {
-        let all = if self.memory == 0 { u64::MAX } else { self.memory };
+        let all = self.memory.unwrap_or(u64::MAX);
         self.cgroup_memory.map_or(all, |limit| limit.min(all))
     }
 
@@ -149,13 +149,13 @@ fn cpu_name() -> String {
     }
 }
 
-fn meminfo() -> (u64, u64) {
+fn meminfo() -> (Option<u64>, Option<u64>) {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
         let line = info.lines().find(|l| l.starts_with(name))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
     };
-    (field("MemTotal:").unwrap_or(0), field("MemAvailable:").unwrap_or(0))
+    (field("MemTotal:"), field("MemAvailable:"))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -215,7 +215,7 @@ mod tests {
     fn this_machine_has_what_every_machine_has() {
         let machine = Machine::probe();
         assert!(machine.cores >= 1);
-        assert!(machine.memory > 0 && machine.memory_available <= machine.memory);
+        assert!(machine.memory > Some(0) && machine.memory_available <= machine.memory);
         assert!(!machine.cpu.is_empty() && machine.kernel.starts_with("Linux"));
         assert_eq!(machine.json()["cores"], machine.cores);
         assert!(versions()["rustc"].as_str().unwrap().starts_with("rustc "));

@@ -21,6 +21,9 @@ pub enum Transport {
     Ucx,
 }
 
+/// Where every process finds its program, also when the file was replaced meanwhile.
+pub const PROGRAM: &str = "/proc/self/exe";
+
 /// Why a build cannot use MPI.
 pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --features mpi' builds it in, which needs \
                           mpicc and libclang (Debian: libopenmpi-dev or libmpich-dev, and libclang-dev)";
@@ -88,7 +91,7 @@ impl Transport {
         with: &dyn Fn(Self) -> String,
     ) -> Result<Self> {
         let chosen = asked.map_or_else(|| Self::automatic(identity), Ok)?;
-        match chosen.obstacle() {
+        match chosen.refusal(identity) {
             Some(why) => {
                 let instead = chosen.instead(identity, with);
                 Err(Failure::usage(format!("transport {} cannot be used: {why}{instead}", chosen.name())))
@@ -105,7 +108,7 @@ impl Transport {
             Some(identity) if !on_several_hosts(identity) => &[Transport::Shm],
             Some(_) => &[],
         };
-        let usable = |t: &&Transport| **t != self && t.obstacle().is_none();
+        let usable = |t: &&Transport| **t != self && t.refusal(identity).is_none();
         let names: Vec<String> = simple.iter().filter(usable).map(|&t| with(t)).collect();
         match names[..] {
             [] => String::new(),
@@ -136,6 +139,13 @@ impl Transport {
         }
     }
 
+    /// Why ranks cannot be had over it, if they cannot: where nothing else has started them, they are processes of this one's
+    /// program.
+    fn refusal(self, identity: Option<&Identity>) -> Option<String> {
+        let starts = identity.is_none() && matches!(self, Transport::Shm | Transport::Ucx);
+        self.obstacle().or_else(|| unmounted(PROGRAM).filter(|_| starts))
+    }
+
     /// Why this machine cannot use it, if it cannot.
     pub fn obstacle(self) -> Option<String> {
         match self {
@@ -151,6 +161,12 @@ impl Transport {
             }
         }
     }
+}
+
+/// What to say where the system does not show this process its own `path`, which is below /proc.
+pub fn unmounted(path: &str) -> Option<String> {
+    let lost = std::fs::symlink_metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound);
+    lost.then(|| format!("there is no {path} (is /proc mounted?)"))
 }
 
 /// Whether ranks were started on more than this host.
@@ -203,8 +219,8 @@ pub fn started_by(plugin: &str) -> bool {
     std::env::var_os(mark).is_some()
 }
 
-/// Every transport by name, whether it can be used, and a remark or the reason why not.
-pub fn survey() -> Vec<(&'static str, bool, String)> {
+/// Every transport by name, whether a process of this `identity` can use it, and a remark or the reason why not.
+pub fn survey(identity: Option<&Identity>) -> Vec<(&'static str, bool, String)> {
     let ucx = match collectives::transport::ucx::library() {
         Ok(library) => format!("{library}, opened at run time"),
         Err(e) => e.to_string(),
@@ -219,7 +235,7 @@ pub fn survey() -> Vec<(&'static str, bool, String)> {
         (Transport::Mpi, &mpi),
         (Transport::Ucx, &ucx),
     ];
-    let rows = here.into_iter().map(|(transport, remark)| match transport.obstacle() {
+    let rows = here.into_iter().map(|(transport, remark)| match transport.refusal(identity) {
         Some(why) => (transport.name(), false, why),
         None => (transport.name(), true, remark.to_owned()),
     });
@@ -252,9 +268,16 @@ mod tests {
         assert!(
             e.code() == 2 && e.to_string().contains("'pigeon'") && e.to_string().contains("shm and threads")
         );
-        for (name, usable, remark) in survey() {
+        for (name, usable, remark) in survey(None) {
             assert!(!remark.is_empty(), "{name} {usable}");
         }
+    }
+
+    #[test]
+    fn what_proc_does_not_show_may_not_be_mounted() {
+        assert_eq!(unmounted(PROGRAM), None);
+        let lost = unmounted("/proc/self/none").unwrap();
+        assert_eq!(lost, "there is no /proc/self/none (is /proc mounted?)");
     }
 
     #[test]

@@ -58,12 +58,75 @@ fn too_little_shared_memory_is_named_where_ucx_takes_it() {
     outcome.refusal(1, &["/dev/shm", "KiB free", "UCX_TLS=^sm"]);
 }
 
-/// The system limits a user's threads, but not those of root: another user has none but the one that the program begins with.
 #[test]
-fn text_is_tokenised_by_one_thread_where_there_is_no_other() {
+fn a_save_that_cannot_be_begun_leaves_nothing() {
+    let bench = bench();
+    bench.text("text.txt", 20_000);
+    let shell = |line: String| {
+        let mut command = Command::new("bash");
+        bench.prepare(command.args(["-c", &line]));
+        bench.outcome(&mut command)
+    };
+    let program = env!("CARGO_BIN_EXE_caravan");
+    let train = "train --model nano --data text.txt --transport threads --ranks 1 --steps 1 --micro-batch 1 --sample 0 --quiet";
+    let names = || {
+        let mut names: Vec<_> =
+            fs::read_dir(bench.path(".")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    // With each of them one file more is open until there is none for the next.
+    for files in 4.. {
+        let outcome = shell(format!("ulimit -n {files}; exec {program} {train} --save model"));
+        if outcome.code == Some(0) {
+            break;
+        }
+        assert!(outcome.stderr.contains("limit of open files (ulimit -n) is too low"), "{}", outcome.stderr);
+        assert_eq!(names(), before, "{files}: {}", outcome.stderr);
+    }
+    let told = shell(format!("ulimit -n 4; exec {program} eval --model model --data text.txt"));
+    assert!(told.stderr.contains("ulimit -n") && !told.stderr.contains("UTF-8"), "{}", told.stderr);
+    // A directory is its owner's also where no file is.
+    shell(format!("umask 0400; exec {program} {train} --save closed")).success();
+    assert_eq!(bench.path("closed").metadata().unwrap().permissions().mode() & 0o777, 0o777);
+}
+
+#[test]
+fn a_system_without_proc_is_told_from_one_without_memory_or_tokens() {
     let bench = bench();
     if !is_root() {
-        return skip("tokenising without further threads: root becomes a user who has none");
+        return skip("/proc is unmounted by root");
+    }
+    bench.text("text.txt", 20_000);
+    let run = |args: &str| {
+        let line = format!("umount -l /proc && exec {} {args}", env!("CARGO_BIN_EXE_caravan"));
+        let mut command = Command::new("unshare");
+        bench.prepare(command.args(["--mount", "sh", "-c", &line]));
+        bench.outcome(&mut command)
+    };
+    let doctor = run("doctor");
+    if ["unshare:", "umount:"].iter().any(|word| doctor.stderr.contains(word)) {
+        return skip(&format!("/proc cannot be unmounted: {}", doctor.stderr.trim()));
+    }
+    for words in ["\nmemory      unknown\n", "  no  shm", "  yes threads"] {
+        assert!(doctor.stdout.contains(words), "{}", doctor.stdout);
+    }
+    let words = ["transport shm", "no /proc/self/exe (is /proc mounted?)", "; --transport threads"];
+    run("bench barrier --ranks 2 -n 1").refusal(2, &words);
+    run("train --model nano --data text.txt --transport threads")
+        .refusal(1, &["is /proc mounted?", "'caravan tokenize'"]);
+    run("tokenize --data text.txt --out text.bin").success();
+    run("train --model nano --data text.bin --transport threads --steps 1 --micro-batch 1 --sample 0")
+        .success();
+}
+
+/// The system limits a user's threads, but not those of root: another user has none but the one that the program begins with.
+#[test]
+fn without_further_threads_text_is_tokenised_by_one_and_ranks_are_not_had() {
+    let bench = bench();
+    if !is_root() {
+        return skip("a program without further threads: root becomes a user who has none");
     }
     bench.text("text.txt", 5 << 20);
     word_tokenizer(&bench, 64);
@@ -72,13 +135,16 @@ fn text_is_tokenised_by_one_thread_where_there_is_no_other() {
     fs::set_permissions(bench.path("."), fs::Permissions::from_mode(0o777)).unwrap();
     // Whoever may not reach the program's file has a copy.
     fs::copy(env!("CARGO_BIN_EXE_caravan"), bench.path("caravan")).unwrap();
-    let mut command = Command::new("setpriv");
-    let line = format!("ulimit -u 1 && exec ./caravan {tokenize} one.bin");
-    command.args(["--reuid=61234", "--regid=61234", "--clear-groups", "bash", "-c", &line]);
-    bench.prepare(&mut command);
-    let cannot = |why: &str| skip(&format!("tokenising without further threads: {why}"));
-    let outcome = match command.spawn() {
-        Ok(child) => bench.finish(child),
+    let run = |args: &str| {
+        let mut command = Command::new("setpriv");
+        let line = format!("ulimit -u 1 && exec ./caravan {args}");
+        command.args(["--reuid=61234", "--regid=61234", "--clear-groups", "bash", "-c", &line]);
+        bench.prepare(&mut command);
+        command.spawn().map(|child| bench.finish(child))
+    };
+    let cannot = |why: &str| skip(&format!("a program without further threads: {why}"));
+    let outcome = match run(&format!("{tokenize} one.bin")) {
+        Ok(outcome) => outcome,
         Err(e) => return cannot(&format!("setpriv cannot be started: {e}")),
     };
     // Where root is not allowed to become another, as in some containers.
@@ -87,4 +153,8 @@ fn text_is_tokenised_by_one_thread_where_there_is_no_other() {
     }
     outcome.success();
     assert!(fs::read(bench.path("one.bin")).unwrap() == fs::read(bench.path("all.bin")).unwrap());
+    for transport in ["shm", "threads"] {
+        let ranks = run(&format!("bench barrier --ranks 2 -n 1 --transport {transport}")).unwrap();
+        ranks.refusal(1, &["the limit of processes (ulimit -u, or pids.max of a container) may be too low"]);
+    }
 }

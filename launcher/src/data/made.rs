@@ -5,11 +5,15 @@ use super::room::Room;
 use crate::failure::{Failure, Result};
 use crate::text;
 use crate::tokenizer::{Batch, Share, Tokenizer};
+use crate::transports::unmounted;
 use models::tokens::{Source, TokenFile, TokenWidth};
-use rustix::io::FdFlags;
+use rustix::io::{Errno, FdFlags};
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::PathBuf;
+
+/// What needs no such file.
+const FILES: &str = "'caravan tokenize' makes token files of text, which are read where they lie";
 
 /// What tells a tokenizer from others in one word.
 pub(super) fn mark(tokenizer: &Tokenizer) -> String {
@@ -22,7 +26,16 @@ pub(super) fn source(path: &str, tokenizer: &Tokenizer) -> Result<Source> {
         Tokenizer::Bytes => TokenFile::open_bytes(path),
         Tokenizer::HuggingFace(_) => TokenFile::open(path),
     };
-    file.map(Source::File).map_err(Failure::run)
+    file.map(Source::File).map_err(|e| match unmounted(path) {
+        Some(why) => Failure::run(format!("cannot read tokens from memory: {why}; {FILES}")),
+        None => Failure::run(e),
+    })
+}
+
+/// What to say where there is to be no file for them.
+fn no_file(refusal: Errno) -> Failure {
+    let words = collectives::system_words(refusal);
+    Failure::run(format!("cannot keep tokens in memory (memfd_create): {words}; {FILES}"))
 }
 
 /// Tokens of the text that `flag` names, in an anonymous file that child processes inherit. Files that are no text are a
@@ -49,7 +62,7 @@ pub(super) fn make(
         };
         Failure::run(format!("cannot keep tokens in memory: {e}{limit}"))
     };
-    let fd = collectives::bootstrap::anonymous("caravan-tokens").map_err(|e| refused(e.into()))?;
+    let fd = collectives::bootstrap::anonymous("caravan-tokens").map_err(no_file)?;
     rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(|e| refused(e.into()))?;
     let mut file = File::from(fd);
     let width = match tokenizer {
@@ -146,6 +159,13 @@ fn append(file: &mut File, texts: &[Vec<u32>]) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use serde_json::{Map, Value, json};
+
+    #[test]
+    fn a_system_without_anonymous_files_has_token_files() {
+        let said = no_file(Errno::PERM).to_string();
+        let words = ["(memfd_create): Operation not permitted", "; 'caravan tokenize' makes token files"];
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
 
     #[test]
     fn tokens_that_take_more_memory_than_their_text_are_refused_before_they_are_written() {

@@ -4,16 +4,13 @@ use crate::failure::{Failure, Result, USAGE, VERDICT, stopped_by};
 use crate::out;
 use crate::plan::Ranks;
 use crate::train::stop;
-use crate::transports::Transport;
+use crate::transports::{PROGRAM, Transport};
 use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::{self, Report};
 use collectives::transport::ucx::Segments;
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-
-/// Where every process finds its program, also when the file was replaced meanwhile.
-const PROGRAM: &str = "/proc/self/exe";
 
 /// Runs the ranks.
 ///
