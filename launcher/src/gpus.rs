@@ -43,8 +43,11 @@ pub fn sharing() -> Option<&'static str> {
 /// is refused when ranks meet.
 pub const OF_NCCL: (&str, &str) = (BLOCKING, "0");
 
-/// Sets [`OF_NCCL`] where nobody else has. Called before there are other threads.
-pub fn tame_nccl() {
+/// Sets [`OF_NCCL`] where nobody else has.
+///
+/// # Safety
+/// No other thread runs that could read the environment meanwhile.
+pub unsafe fn tame_nccl() {
     let (name, value) = OF_NCCL;
     if std::env::var_os(name).is_none() {
         // SAFETY: the caller's promise: nobody reads the environment meanwhile.
@@ -57,7 +60,10 @@ pub fn tame_nccl() {
 ///
 /// # Errors
 /// An NCCL that lets ranks of one host share, as if each had a host of its own, and ranks on several hosts.
-pub fn permit_sharing(identity: Option<&Identity>) -> Result<()> {
+///
+/// # Safety
+/// No other thread runs that could read the environment meanwhile.
+pub unsafe fn permit_sharing(identity: Option<&Identity>) -> Result<()> {
     let Some(version) = Survey::nccl_number() else { return Ok(()) };
     let apart = identity.is_some_and(|me| me.local_size.is_some_and(|here| here < me.world));
     if let (true, Some(why)) = (apart, share_gpu_on_one_host(version)) {
@@ -67,8 +73,7 @@ pub fn permit_sharing(identity: Option<&Identity>) -> Result<()> {
     }
     for (name, value) in share_gpu(version, identity.map(|i| i.rank)) {
         if std::env::var_os(name).is_none() {
-            // SAFETY: by the caller's place at the start of the program, there is no other thread that could read
-            // the environment meanwhile; opening NCCL starts none.
+            // SAFETY: the caller's promise: nobody reads the environment meanwhile; opening NCCL has started no thread.
             unsafe { std::env::set_var(name, value) };
         }
     }

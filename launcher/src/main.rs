@@ -53,8 +53,11 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     limits::allow_files();
-    transports::tame_ucx();
-    gpus::tame_nccl();
+    // SAFETY: the program begins, and nothing before this starts a thread.
+    unsafe {
+        transports::tame_ucx();
+        gpus::tame_nccl();
+    }
     spawn::let_writes_fail();
     let cli = Cli::read(std::env::args_os()).unwrap_or_else(|unreadable| {
         let code = unreadable.exit_code();
@@ -84,7 +87,8 @@ fn main() -> ExitCode {
         std::process::exit(code)
     });
     if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl"))
-        && let Err(failure) = gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref())
+        // SAFETY: nothing before this starts a thread.
+        && let Err(failure) = unsafe { gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref()) }
     {
         return ranks::report(&failure, cli.command.ranks());
     }

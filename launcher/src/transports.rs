@@ -32,9 +32,12 @@ pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --fea
 /// takes SIGHUP, by which a session ends what it has started, for a wish to be debugged.
 pub const OF_UCX: [(&str, &str); 2] = [("UCX_LOG_FILE", "stderr"), ("UCX_DEBUG_SIGNO", "0")];
 
-/// Sets [`OF_UCX`] where nobody else has. Called before there are other threads. UCX reads these as it is loaded, as a part of
-/// MPICH before the program begins, and would later only warn of variables that it has not used.
-pub fn tame_ucx() {
+/// Sets [`OF_UCX`] where nobody else has. UCX reads these as it is loaded, as a part of MPICH before the program begins, and
+/// would later only warn of variables that it has not used.
+///
+/// # Safety
+/// No other thread runs that could read the environment meanwhile.
+pub unsafe fn tame_ucx() {
     let loaded = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libucs.so"));
     for (name, value) in OF_UCX.into_iter().filter(|(name, _)| !loaded && std::env::var_os(name).is_none()) {
         // SAFETY: the caller's promise: nobody reads the environment meanwhile.
