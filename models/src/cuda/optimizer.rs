@@ -11,7 +11,7 @@ const NORM_BLOCK: usize = 1024;
 /// Elements of one thread of AdamW.
 const ADAMW_AT_ONCE: usize = 4;
 
-/// What is the same for every element of one step of AdamW.
+/// What is the same for every element of one step of AdamW, or of a range of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Coefficients {
     /// 1 - beta1
@@ -26,7 +26,7 @@ pub struct Coefficients {
     pub step_size: f32,
     /// 1 / sqrt(1 - beta2^t)
     pub root_correction: f32,
-    /// 1 - lr * weight_decay
+    /// What is kept of the weights: 1 - lr * weight_decay, or 1 where none decays.
     pub keep: f32,
     /// The factor of clipping.
     pub clip: f32,

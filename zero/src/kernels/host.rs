@@ -7,6 +7,7 @@ use crate::grads::Reduced;
 use crate::optimizer::adamw::Part;
 use crate::plan::NORM_BLOCK;
 use collectives::{Buffer, Float, View, ViewMut};
+use models::cuda::Coefficients;
 
 /// Everything in memory of the host.
 pub struct Host;
@@ -107,7 +108,7 @@ pub(super) fn on_host<T: Float, G: Float>(bucket: Update<'_, T>, gradient: &[G])
             v: &mut v[range.clone()],
             param: &mut param[range.clone()],
         };
-        part.update(coefficients, *keep);
+        part.update(&Coefficients { keep: *keep, ..*coefficients });
     }
 }
 

@@ -78,14 +78,14 @@ const LEAST: f32 = 1e-30;
 
 /// One element: the new master weight.
 #[inline(always)]
-fn element(c: &Coefficients, keep: f32, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
+fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
     let g = g * c.clip;
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
     *m = if first.abs() < LEAST { 0.0 } else { first };
     // As long as there are steps to be made, it keeps them short where `eps` is tiny, too.
     *v = if *m == 0.0 && second < f32::MIN_POSITIVE { 0.0 } else { second };
-    w * keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
+    w * c.keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
 }
 
 /// Updates master weights, moments and the stored parameters of one range. A gradient kept wider than the
@@ -93,7 +93,6 @@ fn element(c: &Coefficients, keep: f32, w: f32, g: f32, m: &mut f32, v: &mut f32
 #[inline(always)]
 fn mixed_body<T: Float, G: Float>(
     c: &Coefficients,
-    keep: f32,
     grad: &[G],
     master: &mut [f32],
     m: &mut [f32],
@@ -104,7 +103,7 @@ fn mixed_body<T: Float, G: Float>(
     let (grad, master, m, v) = (&grad[..n], &mut master[..n], &mut m[..n], &mut v[..n]);
     for i in 0..n {
         let g = T::from_f32(grad[i].to_f32()).to_f32();
-        master[i] = element(c, keep, master[i], g, &mut m[i], &mut v[i]);
+        master[i] = element(c, master[i], g, &mut m[i], &mut v[i]);
         param[i] = T::from_f32(master[i]);
     }
 }
@@ -113,7 +112,6 @@ fn mixed_body<T: Float, G: Float>(
 #[inline(always)]
 fn single_body<T: Float, G: Float>(
     c: &Coefficients,
-    keep: f32,
     grad: &[G],
     m: &mut [f32],
     v: &mut [f32],
@@ -123,7 +121,7 @@ fn single_body<T: Float, G: Float>(
     let (grad, m, v) = (&grad[..n], &mut m[..n], &mut v[..n]);
     for i in 0..n {
         let g = T::from_f32(grad[i].to_f32()).to_f32();
-        param[i] = T::from_f32(element(c, keep, param[i].to_f32(), g, &mut m[i], &mut v[i]));
+        param[i] = T::from_f32(element(c, param[i].to_f32(), g, &mut m[i], &mut v[i]));
     }
 }
 
@@ -131,7 +129,6 @@ collectives::simd_dispatch! {
     /// Updates a range whose f32 master weights are kept beside the parameters.
     pub(crate) fn update_mixed<T: Float, G: Float>(
         c: &Coefficients,
-        keep: f32,
         grad: &[G],
         master: &mut [f32],
         m: &mut [f32],
@@ -142,7 +139,6 @@ collectives::simd_dispatch! {
     /// Updates a range whose parameters are f32.
     pub(crate) fn update_single<T: Float, G: Float>(
         c: &Coefficients,
-        keep: f32,
         grad: &[G],
         m: &mut [f32],
         v: &mut [f32],
@@ -165,16 +161,16 @@ impl<'a, T: Float, G: Float> Part<'a, T, G> {
     const GRAIN: usize = 1 << 14;
 
     /// Updates the range, with all threads of the pool that this thread is in, if any.
-    pub(crate) fn update(self, c: &Coefficients, keep: f32) {
+    pub(crate) fn update(self, c: &Coefficients) {
         if self.param.len() > Self::GRAIN && rayon::current_thread_index().is_some() {
             let (low, high) = self.halves();
-            rayon::join(|| low.update(c, keep), || high.update(c, keep));
+            rayon::join(|| low.update(c), || high.update(c));
             return;
         }
         let Part { gradient, master, m, v, param } = self;
         match master {
-            Some(master) => update_mixed(c, keep, gradient, master, m, v, param),
-            None => update_single(c, keep, gradient, m, v, param),
+            Some(master) => update_mixed(c, gradient, master, m, v, param),
+            None => update_single(c, gradient, m, v, param),
         }
     }
 
@@ -231,7 +227,7 @@ mod tests {
         for t in 1..=20u64 {
             let g: Vec<f32> = (0..n).map(|i| ((i as f32 * 1.7 + t as f32).sin()) * 0.3).collect();
             let c = a.coefficients(t, 1e-2, 0.5);
-            update_single(&c, c.keep, &g, &mut m, &mut v, &mut w);
+            update_single(&c, &g, &mut m, &mut v, &mut w);
             for (x, &g) in want.iter_mut().zip(&g) {
                 x.0 = reference(&a, t, 1e-2, x.0, f64::from(g) * 0.5, &mut x.1, &mut x.2);
             }
@@ -250,14 +246,14 @@ mod tests {
         let sums = |x: &[f32]| x.iter().filter(|x| **x != 0.0).count();
         for t in 1..=10_000u64 {
             let g: Vec<f32> = (0..n).map(|i| if t == 1 { (i as f32 - 17.5) * 1e-3 } else { 0.0 }).collect();
-            let c = a.coefficients(t, 1e-4, 1.0);
-            update_single(&c, 1.0, &g, &mut m, &mut v, &mut w);
+            let c = Coefficients { keep: 1.0, ..a.coefficients(t, 1e-4, 1.0) };
+            update_single(&c, &g, &mut m, &mut v, &mut w);
             assert!(m.iter().chain(&v).all(|x| !x.is_subnormal()), "step {t}");
             assert!(t != 1 || (sums(&m), sums(&v)) == (n, n));
         }
         assert_eq!((sums(&m), sums(&v)), (0, 0));
         // What is not a number stays none.
-        update_single(&a.coefficients(3, 1e-4, 1.0), 1.0, &vec![f32::NAN; n], &mut m, &mut v, &mut w);
+        update_single(&a.coefficients(3, 1e-4, 1.0), &vec![f32::NAN; n], &mut m, &mut v, &mut w);
         assert!(m.iter().chain(&v).chain(&w).all(|x| x.is_nan()));
     }
 
@@ -267,7 +263,7 @@ mod tests {
         let (mut w, mut m, mut v) = (vec![0f32], vec![0f32], vec![0f32]);
         for t in 1..=300 {
             let before = w[0];
-            update_single(&a.coefficients(t, 1e-3, 1.0), 1.0, &[1e-18f32], &mut m, &mut v, &mut w);
+            update_single(&a.coefficients(t, 1e-3, 1.0), &[1e-18f32], &mut m, &mut v, &mut w);
             assert!((w[0] - before).abs() < 2e-3, "step {t}: {}", w[0] - before);
         }
         assert!(v[0] > 0.0);
@@ -287,7 +283,7 @@ mod tests {
             for cut in cuts.windows(2) {
                 let r = cut[0]..cut[1];
                 let (m, v) = (&mut m[r.clone()], &mut v[r.clone()]);
-                update_mixed(&c, c.keep, &g[r.clone()], &mut w[r.clone()], m, v, &mut p[r]);
+                update_mixed(&c, &g[r.clone()], &mut w[r.clone()], m, v, &mut p[r]);
             }
             (w.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p)
         };
@@ -306,8 +302,8 @@ mod tests {
             let part =
                 Part { gradient: &gradient, master: Some(&mut w), m: &mut m, v: &mut v, param: &mut p[..] };
             match threads {
-                1 => part.update(&c, c.keep),
-                _ => pool.install(|| part.update(&c, c.keep)),
+                1 => part.update(&c),
+                _ => pool.install(|| part.update(&c)),
             }
             (w.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p)
         };
