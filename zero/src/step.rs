@@ -273,8 +273,8 @@ impl<T: Float> Trainer<T> {
         }
         if finite {
             let clip = clip::factor(report.grad_norm, plan.config.clip);
-            let unscaled = (f64::from(clip) / report.loss_scale) as f32;
-            optimizer.update(&mut hands, params, grads, standing.update(&plan.config), lr, unscaled)?;
+            let factor = (f64::from(clip) / report.loss_scale) as f32;
+            optimizer.update(&mut hands, params, grads, standing.update(&plan.config), lr, factor)?;
         }
         hands.clock.end((Doing::Update, 0), rest);
         // Asked for only now that the device has work again.

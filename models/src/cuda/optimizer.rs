@@ -28,8 +28,8 @@ pub struct Coefficients {
     pub root_correction: f32,
     /// What is kept of the weights: 1 - lr * weight_decay, or 1 where none decays.
     pub keep: f32,
-    /// The factor of clipping.
-    pub clip: f32,
+    /// What the gradient is multiplied by: clipping's factor over the scale of the loss.
+    pub gradient_factor: f32,
 }
 
 /// One step of AdamW on elements `range` of a shard, whose arrays are equally long. `G` is `T`, or f32 for a
@@ -71,7 +71,7 @@ pub fn adamw<'a, T: Float, G: Float>(
         c.step_size,
         c.root_correction,
         c.keep,
-        c.clip,
+        c.gradient_factor,
     ];
     values.into_iter().fold(launch, Launch::float)
 }

@@ -26,7 +26,7 @@ impl Default for AdamW {
 
 impl AdamW {
     /// Coefficients of optimizer step `t`, counted from 1.
-    pub(crate) fn coefficients(&self, t: u64, lr: f32, clip: f32) -> Coefficients {
+    pub(crate) fn coefficients(&self, t: u64, lr: f32, gradient_factor: f32) -> Coefficients {
         // In f64: for beta 0.999 and t = 1 the corrections lose half of f32's digits.
         let correction = |beta: f32| 1.0 - power(f64::from(beta), t);
         Coefficients {
@@ -37,7 +37,7 @@ impl AdamW {
             step_size: (f64::from(lr) / correction(self.beta1)) as f32,
             root_correction: (1.0 / correction(self.beta2).sqrt()) as f32,
             keep: (1.0 - f64::from(lr) * f64::from(self.weight_decay)) as f32,
-            clip,
+            gradient_factor,
         }
     }
 }
@@ -79,7 +79,7 @@ const LEAST: f32 = 1e-30;
 /// One element: the new master weight.
 #[inline(always)]
 fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
-    let g = g * c.clip;
+    let g = g * c.gradient_factor;
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
     *m = if first.abs() < LEAST { 0.0 } else { first };

@@ -99,7 +99,7 @@ impl Optimizer {
     }
 
     /// The update of this number of everything owned, bucket by bucket, each published while the next is updated.
-    /// `clip` scales the gradient.
+    /// `gradient_factor` is as in [`Coefficients`](models::cuda::Coefficients).
     pub(crate) fn update<T: Float>(
         &mut self,
         hands: &mut Hands<'_, T>,
@@ -107,10 +107,10 @@ impl Optimizer {
         grads: &Grads<T>,
         number: u64,
         lr: f32,
-        clip: f32,
+        gradient_factor: f32,
     ) -> Result<()> {
         let (plan, model) = (hands.plan, hands.model);
-        let c = plan.config.adamw.coefficients(number, lr, clip);
+        let c = plan.config.adamw.coefficients(number, lr, gradient_factor);
         let mut following = plan.buckets().skip(1);
         for (u, b) in plan.buckets() {
             let owned = plan.owned(u, b);

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// The loop of `zero/src/optimizer/adamw.rs`.
 fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
-    let g = g * c.clip;
+    let g = g * c.gradient_factor;
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
     *m = if first.abs() < 1e-30 { 0.0 } else { first };
@@ -25,7 +25,7 @@ fn check_adamw<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, n: usize, range: Rang
         step_size: 3e-3,
         root_correction: 1.7,
         keep: 0.9997,
-        clip: 0.73,
+        gradient_factor: 0.73,
     };
     let mut grad = bed.random::<G>(1, n, 0.1);
     // Elements that were last seen long ago: moments that this step makes too small to keep.

@@ -10,11 +10,11 @@ constexpr float LEAST = 1e-30f; // of first moments
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
 struct Coefficients {
-    float one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, clip;
+    float one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, gradient_factor;
 };
 
 DEVICE float element(const Coefficients &c, float w, float g, float &m, float &v) {
-    g = mul_rn(g, c.clip);
+    g = mul_rn(g, c.gradient_factor);
     m = add_rn(m, mul_rn(sub_rn(g, m), c.one_minus_beta1));
     v = add_rn(mul_rn(v, c.beta2), mul_rn(mul_rn(g, g), c.one_minus_beta2));
     // What processors are slow with; what is not a number stays so.
@@ -29,8 +29,8 @@ DEVICE float element(const Coefficients &c, float w, float g, float &m, float &v
 // the elements from begin rounded down to N; elements outside the range are left alone.
 KERNEL(THREADS, 2, adamw, T *param, float *master, float *m, float *v, const void *grad, i64 begin, i64 end, int wide,
        float one_minus_beta1, float beta2, float one_minus_beta2, float eps, float step_size, float root_correction, float keep,
-       float clip) {
-    Coefficients c{one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, clip};
+       float gradient_factor) {
+    Coefficients c{one_minus_beta1, beta2, one_minus_beta2, eps, step_size, root_correction, keep, gradient_factor};
     i64 at = begin / N * N + ((i64)block_x() * THREADS + thread_index()) * N;
     if (at >= end) return;
     const T *narrow_grad = static_cast<const T *>(grad);

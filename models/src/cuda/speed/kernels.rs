@@ -200,7 +200,7 @@ pub(super) fn optimizer<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: us
         step_size: 1e-3,
         root_correction: 1.0,
         keep: 1.0,
-        clip: 1.0,
+        gradient_factor: 1.0,
     };
     b.time("optimizer", "AdamW with f32 master", Moved(n * (2 * BYTES + 24)), |q| {
         let (m, v, param) = (m.view_mut(), v.view_mut(), param.view_mut());
