@@ -106,33 +106,28 @@ fn cast<'a, T: Float, From: Element, To: Element>(
     kernel: &'static str,
     from: View<'a, From>,
     to: ViewMut<'a, To>,
-) -> (Launch<'a>, bool) {
+) -> Launch<'a> {
     let n = from.len();
     assert_eq!(to.len(), n, "as many results as inputs of {kernel}");
     let vectors = aligned(&[address(from), address(to.as_view())]);
     // Vectors are as long as those of the narrower type.
     let at_once = 16 / size_of::<From>().min(size_of::<To>());
     let blocks = threads_for(n, at_once, vectors).div_ceil(THREADS);
-    let launch = Launch::new(Module::new(&sources::CAST, T::DTYPE), kernel, [blocks, 1, 1], THREADS);
-    (launch.write(to).read(from).long(n), vectors)
+    Launch::new(Module::new(&sources::CAST, T::DTYPE), kernel, [blocks, 1, 1], THREADS)
+        .write(to)
+        .read(from)
+        .long(n)
+        .flag(vectors)
 }
 
-/// `to = from * scale`, rounded once to `T`.
-pub fn narrow<'a, T: Float>(from: View<'a, f32>, to: ViewMut<'a, T>, scale: f32) -> Launch<'a> {
-    let (launch, vectors) = cast::<T, f32, T>("narrow_scaled", from, to);
-    launch.float(scale).flag(vectors)
-}
-
-/// `to = from * scale` in f32.
-pub fn widen<'a, T: Float>(from: View<'a, T>, to: ViewMut<'a, f32>, scale: f32) -> Launch<'a> {
-    let (launch, vectors) = cast::<T, T, f32>("widen_scaled", from, to);
-    launch.float(scale).flag(vectors)
+/// `to = from`, rounded to `T`.
+pub fn narrow<'a, T: Float>(from: View<'a, f32>, to: ViewMut<'a, T>) -> Launch<'a> {
+    cast::<T, f32, T>("narrow_all", from, to)
 }
 
 /// `to += from` in f32.
 pub fn accumulate<'a, T: Float>(from: View<'a, T>, to: ViewMut<'a, f32>) -> Launch<'a> {
-    let (launch, vectors) = cast::<T, T, f32>("accumulate", from, to);
-    launch.flag(vectors)
+    cast::<T, T, f32>("accumulate", from, to)
 }
 
 /// Sets bit 0 of `found` if any element of `x` is infinite or not a number.

@@ -78,7 +78,7 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
     }
 
     fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()> {
-        Ok(self.queue.launch(&cuda::narrow::<T>(from, to, 1.0))?)
+        Ok(self.queue.launch(&cuda::narrow::<T>(from, to))?)
     }
 
     fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()> {

@@ -1,10 +1,10 @@
-// Elementwise passes over gradients and parameters: scaled copies between ELEMENT and f32, sums in f32, a search for what
-// is not finite.
+// Elementwise passes over gradients and parameters: copies rounded from f32 to ELEMENT, sums in f32, a search for what is
+// not finite.
 #include "elementwise.cuh"
 
 using T = ELEMENT;
 
-template <class From, class To> DEVICE void convert(To *to, const From *from, i64 n, float scale, int vectors, bool add) {
+template <class From, class To> DEVICE void convert(To *to, const From *from, i64 n, int vectors, bool add) {
     constexpr int N = LANES<From> > LANES<To> ? LANES<From> : LANES<To>;
     elementwise<N>(
         n, vectors,
@@ -15,7 +15,7 @@ template <class From, class To> DEVICE void convert(To *to, const From *from, i6
                 float v[LANES<From>];
                 load_vector(from + i + part, v);
                 UNROLL
-                for (int k = 0; k < LANES<From>; k++) x[part + k] = mul_rn(v[k], scale);
+                for (int k = 0; k < LANES<From>; k++) x[part + k] = v[k];
             }
             UNROLL
             for (int part = 0; part < N; part += LANES<To>) {
@@ -27,21 +27,18 @@ template <class From, class To> DEVICE void convert(To *to, const From *from, i6
             }
         },
         [&](i64 i) {
-            float x = mul_rn(load_wide(from + i), scale);
+            float x = load_wide(from + i);
             store_narrow(to + i, add ? add_rn(load_wide(to + i), x) : x);
         });
 }
 
-// to = from * scale, rounded once.
-KERNEL(ELEMENTWISE_THREADS, 4, narrow_scaled, T *to, const float *from, i64 n, float scale, int vectors) {
-    convert(to, from, n, scale, vectors, false);
-}
-KERNEL(ELEMENTWISE_THREADS, 4, widen_scaled, float *to, const T *from, i64 n, float scale, int vectors) {
-    convert(to, from, n, scale, vectors, false);
+// to = from, rounded.
+KERNEL(ELEMENTWISE_THREADS, 4, narrow_all, T *to, const float *from, i64 n, int vectors) {
+    convert(to, from, n, vectors, false);
 }
 // to += from, in f32.
 KERNEL(ELEMENTWISE_THREADS, 4, accumulate, float *to, const T *from, i64 n, int vectors) {
-    convert(to, from, n, 1.f, vectors, true);
+    convert(to, from, n, vectors, true);
 }
 
 // Sets bit 0 of `found` if any element is infinite or not a number.
