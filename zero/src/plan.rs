@@ -12,9 +12,9 @@ use models::Unit;
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// Elements over which one partial sum of the gradient norm runs. Tensors and shards start at multiples of
-/// it, so that the partial sums, and with them the norm's bits, do not depend on who holds what.
-pub const NORM_BLOCK: usize = 1024;
+/// Tensors and shards start at multiples of it, so that the partial sums of the gradient norm, and with them its bits, do not
+/// depend on who holds what.
+pub use models::cuda::NORM_BLOCK;
 
 /// Where whole copies of a unit's parameters or gradient live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,4 +23,7 @@ pub use embed::{embed, embed_backward};
 pub use loss::cross_entropy;
 pub use ops::Cuda;
 pub(crate) use ops::CudaShape;
-pub use optimizer::{Coefficients, SQUARES_WORDS, accumulate, adamw, find_nonfinite, narrow, squares};
+pub use optimizer::{
+    Coefficients, LEAST_MOMENT, NORM_BLOCK, NORM_LANES, SQUARES_WORDS, accumulate, adamw, find_nonfinite,
+    narrow, squares,
+};

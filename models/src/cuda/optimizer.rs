@@ -6,8 +6,6 @@ use collectives::device::{Launch, Module, address, aligned};
 use collectives::{DType, Element, Float, View, ViewMut};
 
 const THREADS: usize = 256;
-/// Elements of a block of [`squares`].
-const NORM_BLOCK: usize = 1024;
 /// Elements of one thread of AdamW.
 const ADAMW_AT_ONCE: usize = 4;
 
@@ -82,11 +80,22 @@ fn kept_wide<T: Float, G: Float>() -> bool {
     G::DTYPE != T::DTYPE
 }
 
+/// A first moment below this is zero. Of a weight whose gradient stays zero, as the embedding's of a token that does not
+/// come again, both moments would become subnormal and stay so, because what is taken off them is rounded away; and with
+/// subnormal numbers processors are many times slower.
+pub const LEAST_MOMENT: f32 = 1e-30;
+
+/// Elements of a block of [`squares`], over which one partial sum runs.
+pub const NORM_BLOCK: usize = 1024;
+
+/// Lanes of a block's sum, which take its elements in turn: fixed, so that every instruction set adds in the same order.
+pub const NORM_LANES: usize = 16;
+
 /// Words of the sum of [`squares`]: 20 digits of 32 bits, the first of which counts 2^-298, then how many of the blocks' sums
 /// were infinite, and above 32 bits how many were no number.
 pub const SQUARES_WORDS: usize = 21;
 
-/// Adds to `sum`, without rounding, the sums of squares in f64 of blocks of 1024 elements, rounded to `T` first, in the order of
+/// Adds to `sum`, without rounding, the sums of squares in f64 of blocks of [`NORM_BLOCK`] elements, rounded to `T` first, in the order of
 /// the CPU's.
 pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, sum: ViewMut<'a, u64>) -> Launch<'a> {
     let blocks = grad.len() / NORM_BLOCK;

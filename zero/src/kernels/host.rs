@@ -7,7 +7,7 @@ use crate::grads::Reduced;
 use crate::optimizer::adamw::Part;
 use crate::plan::NORM_BLOCK;
 use collectives::{Buffer, Float, View, ViewMut};
-use models::cuda::Coefficients;
+use models::cuda::{Coefficients, NORM_LANES};
 
 /// Everything in memory of the host.
 pub struct Host;
@@ -168,21 +168,18 @@ collectives::simd_dispatch! {
     pub(super) fn round<T: Float>(out: &mut [T], x: &[f32]) = round_body;
 }
 
-/// Lanes of a block's sum: fixed, so that every instruction set adds in the same order.
-const LANES: usize = 16;
-
 /// Sums of squares of the blocks of `g`, each element rounded to `T` first.
 #[inline(always)]
 fn squares_body<T: Float, G: Float>(out: &mut [f64], g: &[G]) {
     for (block, out) in g.chunks_exact(NORM_BLOCK).zip(out) {
-        let mut lanes = [0f64; LANES];
-        for row in block.chunks_exact(LANES) {
+        let mut lanes = [0f64; NORM_LANES];
+        for row in block.chunks_exact(NORM_LANES) {
             for (lane, x) in lanes.iter_mut().zip(row) {
                 let x = f64::from(T::from_f32(x.to_f32()).to_f32());
                 *lane += x * x;
             }
         }
-        let mut width = LANES / 2;
+        let mut width = NORM_LANES / 2;
         while width > 0 {
             for i in 0..width {
                 lanes[i] += lanes[i + width];

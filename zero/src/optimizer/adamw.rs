@@ -1,7 +1,7 @@
 //! AdamW on one range of a shard. Elementwise, so any split into ranges gives the same bits.
 
 use collectives::Float;
-use models::cuda::Coefficients;
+use models::cuda::{Coefficients, LEAST_MOMENT};
 
 /// AdamW as Loshchilov and Hutter define it and PyTorch implements it: decay is decoupled from the gradient,
 /// `eps` is added outside the corrected root.
@@ -71,18 +71,13 @@ fn product(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
     (most + rest, rest - ((most + rest) - most))
 }
 
-/// A first moment below this is zero. Of a weight whose gradient stays zero, as the embedding's of a token that does not
-/// come again, both moments would become subnormal and stay so, because what is taken off them is rounded away; and with
-/// subnormal numbers processors are many times slower.
-const LEAST: f32 = 1e-30;
-
 /// One element: the new master weight.
 #[inline(always)]
 fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
     let g = g * c.gradient_factor;
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
-    *m = if first.abs() < LEAST { 0.0 } else { first };
+    *m = if first.abs() < LEAST_MOMENT { 0.0 } else { first };
     // As long as there are steps to be made, it keeps them short where `eps` is tiny, too.
     *v = if *m == 0.0 && second < f32::MIN_POSITIVE { 0.0 } else { second };
     w * c.keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)

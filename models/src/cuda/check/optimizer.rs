@@ -1,7 +1,7 @@
 //! What the optimizer runs, bit for bit against the loops of the CPU.
 
 use super::bed::*;
-use crate::cuda::{self, Coefficients};
+use crate::cuda::{self, Coefficients, LEAST_MOMENT, NORM_BLOCK, NORM_LANES};
 use collectives::device::Queue;
 use collectives::{Float, Result, bf16, f16};
 use std::ops::Range;
@@ -11,7 +11,7 @@ fn element(c: &Coefficients, w: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
     let g = g * c.gradient_factor;
     let first = *m + (g - *m) * c.one_minus_beta1;
     let second = *v * c.beta2 + g * g * c.one_minus_beta2;
-    *m = if first.abs() < 1e-30 { 0.0 } else { first };
+    *m = if first.abs() < LEAST_MOMENT { 0.0 } else { first };
     *v = if *m == 0.0 && second < f32::MIN_POSITIVE { 0.0 } else { second };
     w * c.keep - c.step_size * *m / (v.sqrt() * c.root_correction + c.eps)
 }
@@ -74,14 +74,14 @@ pub fn adamw_has_the_bits_of_the_processor<Q: Queue>(bed: &Bed<Q>) {
 
 /// One block of `squares_body` in `zero/src/kernels/host.rs`.
 fn block_squares<T: Float, G: Float>(g: &[G]) -> f64 {
-    let mut lanes = [0f64; 16];
-    for row in g.chunks_exact(16) {
+    let mut lanes = [0f64; NORM_LANES];
+    for row in g.chunks_exact(NORM_LANES) {
         for (lane, x) in lanes.iter_mut().zip(row) {
             let x = f64::from(T::from_f32(x.to_f32()).to_f32());
             *lane += x * x;
         }
     }
-    let mut width = 8;
+    let mut width = NORM_LANES / 2;
     while width > 0 {
         for i in 0..width {
             lanes[i] += lanes[i + width];
@@ -109,12 +109,15 @@ fn words_of(numbers: impl Iterator<Item = f64>) -> Vec<u64> {
 }
 
 fn check_squares<T: Float, G: Float, Q: Queue>(bed: &Bed<Q>, blocks: usize, scale: f64, special: &[f32]) {
-    let mut g = bed.random::<G>(1, blocks * 1024, scale).host().to_vec();
-    special.iter().enumerate().for_each(|(i, x)| g[(i * 7919 + 1000) % (blocks * 1024)] = G::from_f32(*x));
+    let mut g = bed.random::<G>(1, blocks * NORM_BLOCK, scale).host().to_vec();
+    special
+        .iter()
+        .enumerate()
+        .for_each(|(i, x)| g[(i * 7919 + 1000) % (blocks * NORM_BLOCK)] = G::from_f32(*x));
     let g = bed.copy_of::<G>(&g);
     // What was there stays in the sum.
     let before: Vec<u64> = (0..cuda::SQUARES_WORDS as u64).map(|i| (i * i) << 31).collect();
-    let sums = words_of(g.host().chunks_exact(1024).map(block_squares::<T, G>));
+    let sums = words_of(g.host().chunks_exact(NORM_BLOCK).map(block_squares::<T, G>));
     let want: Vec<u64> = before.iter().zip(&sums).map(|(before, sum)| before + sum).collect();
     let name = format!("squares of {blocks} blocks of {} times {scale}", T::DTYPE);
     bed.in_every_order(&name, &mut |stream| {
