@@ -13,7 +13,7 @@ pub(crate) mod wired;
 pub use alone::Alone;
 pub use carrier::Carrier;
 pub(crate) use carrier::End;
-pub use staged::{Staged, staged_bytes, staged_call};
+pub use staged::{Staged, staged_bytes, staged_call, staged_length};
 pub use wired::{Lane, Message, Order, Wire, Wired, wired_bytes};
 
 use crate::buffer::Buffer;

@@ -63,7 +63,7 @@ pub use bucket::{Bucket, Buckets, Placed};
 pub use buffer::{Buffer, Memory, Place, View, ViewMut};
 pub use communicator::{
     Alone, Carrier, Communicator, Lane, Message, Order, Staged, Wire, Wired, staged_bytes, staged_call,
-    wired_bytes,
+    staged_length, wired_bytes,
 };
 pub use digest::digest;
 pub use element::{DType, Element, Float, ReduceOp, bytes_of, bytes_of_mut};

@@ -7,7 +7,7 @@ use crate::kernels::Needs;
 use crate::plan::{Home, Plan};
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::schedule::Group;
-use collectives::{Account, scratch_bytes, staged_call};
+use collectives::{Account, scratch_bytes, staged_call, staged_length};
 use models::{Accounts, Footprint};
 
 /// Bytes per class of state.
@@ -120,7 +120,7 @@ pub fn largest_call(plan: &Plan) -> usize {
         let bucket = plan.layout[u].bucket(b);
         let whole = plan.dtype.size() * bucket.len();
         match plan.config.accumulate > 1 {
-            true => whole.next_multiple_of(64) + size_of::<f32>() * bucket.shard_len(),
+            true => staged_length(whole, size_of::<f32>() * bucket.shard_len()),
             false => whole,
         }
     };
@@ -196,7 +196,7 @@ mod tests {
             Kind::AllGather => (part, world * part),
             _ => (part, part),
         };
-        if call.in_place { send.max(recv) } else { send.next_multiple_of(64) + recv }
+        if call.in_place { send.max(recv) } else { staged_length(send, recv) }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! One call on its way through the host.
 
-use super::LINE;
 use super::pieces::Pieces;
 use super::pool::Staging;
 use crate::device::{Queue, SharedQueue, Streams};
@@ -8,6 +7,9 @@ use crate::engine::{Ends, Priority};
 use crate::error::Result;
 use crate::schedule::{Call, Kind};
 use std::any::Any;
+
+/// Where the output starts in staging memory.
+const LINE: usize = 64;
 
 /// One call's place.
 pub(super) struct Flight<E> {
@@ -78,6 +80,12 @@ pub fn staged_call(call: Call) -> Call {
     Call { in_place: call.in_place || shard, ..call }
 }
 
+/// Bytes of staging memory for an input and an output of so many bytes that are not in one place: the output behind the
+/// input, where a cache line starts.
+pub fn staged_length(send: usize, recv: usize) -> usize {
+    send.next_multiple_of(LINE) + recv
+}
+
 impl Layout {
     /// That of a call on `rank`, with these buffers.
     pub fn of(call: &Call, ends: &Ends, rank: usize) -> Layout {
@@ -90,8 +98,8 @@ impl Layout {
             // Input and output are one buffer, or there is only one of them.
             _ if std::ptr::eq(ends.send, ends.recv) => (0, 0, send.max(recv)),
             _ => {
-                let output = send.next_multiple_of(LINE);
-                (0, output, output + recv)
+                let bytes = staged_length(send, recv);
+                (0, bytes - recv, bytes)
             }
         };
         Layout { input, output, bytes, joined }

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::ledger::Account;
 use crate::locked;
 use crate::watch::Waited;
-pub use flight::staged_call;
 use flight::{Copies, Flight, Job, Stage};
+pub use flight::{staged_call, staged_length};
 pub use pool::staged_bytes;
 use pool::{Pool, Staging};
 use std::collections::VecDeque;
@@ -30,8 +30,6 @@ use std::time::{Duration, Instant};
 
 /// Calls in flight that there are places for from the start.
 const READY: usize = 32;
-/// Where the output starts in staging memory.
-const LINE: usize = 64;
 /// How long calls that nobody waits for may still take when the carrier is dropped.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -95,8 +93,9 @@ impl<Q: Streams> Staged<Q> {
         Ok(Staged(group))
     }
 
-    /// The same with all memory of the host taken now, for calls whose buffers have up to `largest` bytes together, the input
-    /// of one out of place rounded up to 64, and booked on `account`: [`staged_bytes`] says how much. Larger calls still take more.
+    /// The same with all memory of the host taken now, for calls whose buffers have up to `largest` bytes together, those of one
+    /// out of place as [`staged_length`] counts, and booked on `account`: [`staged_bytes`] says how much. Larger calls still take
+    /// more.
     ///
     /// # Errors
     /// As [`new`](Self::new), or there is too little memory.

@@ -35,8 +35,8 @@ const PAGE: usize = 4096;
 /// Pieces that are taken at the start where calls are planned: as many calls are under way at once.
 const PLACES: usize = 4;
 
-/// Bytes of the host that a carrier takes for calls whose buffers have up to `largest` bytes together, the input of one out
-/// of place rounded up to 64.
+/// Bytes of the host that a carrier takes for calls whose buffers have up to `largest` bytes together, those of one out of
+/// place as [`staged_length`](super::staged_length) counts.
 pub fn staged_bytes(largest: usize) -> usize {
     PLACES * largest.next_multiple_of(PAGE)
 }
