@@ -8,15 +8,13 @@ use crate::human::several;
 use crate::out;
 use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Share, Tokenizer};
-use models::tokens::{TokenWidth, TokenWriter};
+use models::tokens::{MOST_TOKENS, TokenWidth, TokenWriter};
 use serde_json::json;
 use std::path::PathBuf;
 
 /// What is no text is refused with this.
 const TAKES: &str =
     "tokenize takes UTF-8 text; token files are for 'caravan train' and 'caravan eval' as they are";
-/// The format counts its tokens in an int32.
-const MOST: u64 = i32::MAX as u64;
 /// Bytes that are tokens at once: text may be long, and its tokens are wider.
 const PIECE: usize = 1 << 16;
 
@@ -90,11 +88,11 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
 /// Whether one file can count the bytes of these, as far as their sizes are known.
 fn check_count(inputs: &[PathBuf]) -> Result<()> {
     let bytes: u64 = inputs.iter().filter_map(|file| file.metadata().ok()).map(|there| there.len()).sum();
-    match bytes > MOST {
+    match bytes > MOST_TOKENS {
         false => Ok(()),
         true => Err(Failure::usage(format!(
-            "--data has {bytes} bytes of text, each of them a token, and a token file holds at most {MOST}: write several \
-             of parts of it, all of which --data of 'caravan train' then names"
+            "--data has {bytes} bytes of text, each of them a token, and a token file holds at most {MOST_TOKENS}: write \
+             several of parts of it, all of which --data of 'caravan train' then names"
         ))),
     }
 }

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const HEADER: usize = 256 * 4;
-/// The count is an int32.
-const MOST: u64 = i32::MAX as u64;
+/// Tokens that one file holds at most: the count is an int32.
+pub const MOST_TOKENS: u64 = i32::MAX as u64;
 /// Bytes read and widened at once, on the stack.
 const CHUNK: usize = 4096;
 
@@ -60,7 +60,9 @@ impl TokenWidth {
             return Ok(vec![]);
         }
         let count = i32::try_from(count).map_err(|_| {
-            Error::config(format!("{count} tokens are too many for one file of tokens: it holds {MOST}"))
+            Error::config(format!(
+                "{count} tokens are too many for one file of tokens: it holds {MOST_TOKENS}"
+            ))
         })?;
         let (magic, version) = self.magic_and_version();
         let mut header: Vec<u8> = [magic, version, count].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -272,8 +274,8 @@ impl TokenWriter {
     /// # Errors
     /// A token that the width does not hold, more tokens than the format can count, or the system's refusal.
     pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
-        if self.count + tokens.len() as u64 > MOST {
-            let text = format!("the format holds at most {MOST} tokens: write several files");
+        if self.count + tokens.len() as u64 > MOST_TOKENS {
+            let text = format!("the format holds at most {MOST_TOKENS} tokens: write several files");
             return Err(Error::format(&self.path, text));
         }
         let narrow = self.width == TokenWidth::U16;

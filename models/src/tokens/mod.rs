@@ -4,7 +4,7 @@
 mod file;
 mod order;
 
-pub use file::{OTHER_ORDER, TokenFile, TokenWidth, TokenWriter, is_swapped};
+pub use file::{MOST_TOKENS, OTHER_ORDER, TokenFile, TokenWidth, TokenWriter, is_swapped};
 pub use order::{BatchPlan, Order, Windows};
 
 use crate::error::{Error, Result};
