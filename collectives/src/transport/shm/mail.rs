@@ -183,7 +183,8 @@ impl Mail {
     fn push(&mut self, group: &mut Group, to: usize) -> Result<bool> {
         let Some(peer) = group.block(to) else { return Ok(false) };
         while let Some(&Answer { kind, number, request }) = self.outgoing[to].answers.front() {
-            if !self.write(group, to, peer, &Record::new(kind, number, 0), std::ptr::null()) {
+            // SAFETY: an answer carries nothing.
+            if !unsafe { self.write(group, to, peer, &Record::new(kind, number, 0), std::ptr::null()) } {
                 break;
             }
             self.outgoing[to].answers.pop_front();
@@ -197,8 +198,19 @@ impl Mail {
         Ok(moved || self.outgoing[to].idle())
     }
 
-    fn write(&mut self, group: &Group, to: usize, peer: Block, record: &Record, src: *const u8) -> bool {
-        // SAFETY: what callers of `send` promise; nothing longer than `eager` or `piece` is written.
+    /// As [`Writer::write`](super::ring::Writer::write), to the ring of `to`.
+    ///
+    /// # Safety
+    /// As its.
+    unsafe fn write(
+        &mut self,
+        group: &Group,
+        to: usize,
+        peer: Block,
+        record: &Record,
+        src: *const u8,
+    ) -> bool {
+        // SAFETY: the caller's promise.
         unsafe { self.outgoing[to].ring.write(group, to, peer, record, src) }
     }
 
@@ -209,7 +221,8 @@ impl Mail {
         };
         if bytes <= self.eager {
             let record = Record { tag, ..Record::new(MESSAGE, 0, bytes) };
-            if !self.write(group, to, peer, &record, src) {
+            // SAFETY: what callers of `send` promise; no longer than `eager`.
+            if !unsafe { self.write(group, to, peer, &record, src) } {
                 return false;
             }
             self.requests.complete(request);
@@ -222,7 +235,8 @@ impl Mail {
             };
             let record =
                 Record { tag, offset: offset.unwrap_or(0) as u64, ..Record::new(kind, number, bytes) };
-            if !self.write(group, to, peer, &record, src) {
+            // SAFETY: what only announces a message carries nothing of it.
+            if !unsafe { self.write(group, to, peer, &record, src) } {
                 return false;
             }
             let out = &mut self.outgoing[to];
@@ -245,7 +259,8 @@ impl Mail {
             };
             while left > 0 {
                 let bytes = left.min(self.piece);
-                if !self.write(group, to, peer, &Record::new(PIECE, number, bytes), src) {
+                // SAFETY: what callers of `send` promise of the message, which this is a part of; no longer than `piece`.
+                if !unsafe { self.write(group, to, peer, &Record::new(PIECE, number, bytes), src) } {
                     break;
                 }
                 // SAFETY: stays inside the message, or one past its end.
