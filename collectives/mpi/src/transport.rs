@@ -27,7 +27,7 @@ use crate::eager::Eager;
 use crate::tags::{LEAST_LIMIT, Mapped, Tags};
 use blocked::Place;
 pub use blocked::Start;
-use collectives::transport::farewell::{Farewells, NOT_SENT, NOT_TAKEN};
+use collectives::transport::farewell::Farewells;
 use collectives::transport::{
     HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_call, wrong_length,
 };
@@ -331,17 +331,13 @@ unsafe impl Transport for MpiTransport {
         };
         match outcome {
             Some(done) => self.completed(done),
-            None => match self.requests.with(request) {
-                // What a peer had begun to take had all gone to it when it said goodbye.
-                (kind, peer) if self.farewells.is_done_with(peer) => {
-                    let how = match kind {
-                        Kind::Send => NOT_TAKEN,
-                        Kind::Recv => NOT_SENT,
-                    };
-                    Err(self.loss(peer, how))
+            None => {
+                let (kind, peer) = self.requests.with(request);
+                match self.farewells.unserved(peer, matches!(kind, Kind::Send)) {
+                    Some(how) => Err(self.loss(peer, how)),
+                    None => Ok(false),
                 }
-                _ => Ok(false),
-            },
+            }
         }
     }
 

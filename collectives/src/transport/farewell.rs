@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 const AFTER_LEAVING: Duration = Duration::from_secs(1);
 
 /// How a peer has left that was to take a message.
-pub const NOT_TAKEN: &str = "left the group without taking a message";
+const NOT_TAKEN: &str = "left the group without taking a message";
 /// How one has left that was to send a message.
-pub const NOT_SENT: &str = "left the group while a message from it was awaited";
+const NOT_SENT: &str = "left the group while a message from it was awaited";
 
 /// How long a rank that failed waits for living peers to take what it sent.
 pub const LINGER_FAILED: Duration = Duration::from_millis(300);
@@ -67,6 +67,13 @@ impl Farewells {
     #[inline]
     pub fn is_done_with(&self, peer: usize) -> bool {
         self.count > 0 && self.left[peer].is_some_and(|at| at.elapsed() > AFTER_LEAVING)
+    }
+
+    /// How `peer`, to which a message `sends` or from which it comes, has left without serving it, if it has: what it had begun to
+    /// take had all gone to it when it said goodbye.
+    #[inline]
+    pub fn unserved(&self, peer: usize, sends: bool) -> Option<&'static str> {
+        self.is_done_with(peer).then_some(if sends { NOT_TAKEN } else { NOT_SENT })
     }
 
     /// Why messages with these `peers` of `rank` are under way still, after so long: of one that has not left, if there is one.

@@ -23,7 +23,6 @@ mod session;
 mod tags;
 mod turns;
 
-use super::farewell::{NOT_SENT, NOT_TAKEN};
 use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_call, wrong_length};
 use crate::bootstrap::Rendezvous;
 use crate::error::{Error, Result};
@@ -355,16 +354,10 @@ impl Waits for UcxTransport {
 impl UcxTransport {
     /// False for a request that is under way, an error if its peer has left without serving it.
     fn still_possible(&self, request: Request) -> Result<bool> {
-        match self.requests.with(request) {
-            // What a peer had begun to take had all gone to it when it said goodbye.
-            (kind, peer) if self.members.farewells.is_done_with(peer) => {
-                let how = match kind {
-                    Kind::Send => NOT_TAKEN,
-                    Kind::Recv { .. } => NOT_SENT,
-                };
-                Err(self.members.error(peer, how))
-            }
-            _ => Ok(false),
+        let (kind, peer) = self.requests.with(request);
+        match self.members.farewells.unserved(peer, matches!(kind, Kind::Send)) {
+            Some(how) => Err(self.members.error(peer, how)),
+            None => Ok(false),
         }
     }
 
