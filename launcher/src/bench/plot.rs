@@ -67,7 +67,7 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
         .x_label_area_size(42)
         .y_label_area_size(80)
         .build_cartesian_2d((sizes.0..sizes.1).log_scale().base(2.0), 0.0..(fastest * 1.08).max(1e-3))?;
-    decorate(&mut chart, "bus bandwidth (GB/s)", |y| short(*y))?;
+    decorate(&mut chart, "bus bandwidth (GB/s)", |y| significant(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.2))?;
 
     let times = extent(series.iter().flat_map(|s| s.points.iter().map(|p| p.1.max(1e-3))));
@@ -77,7 +77,7 @@ fn draw(series: &[Series], title: &str, text: &mut String) -> Drawn {
         .x_label_area_size(42)
         .y_label_area_size(70)
         .build_cartesian_2d((sizes.0..sizes.1).log_scale().base(2.0), (times.0..times.1).log_scale())?;
-    decorate(&mut chart, "time (us)", |y| short(*y))?;
+    decorate(&mut chart, "time (us)", |y| significant(*y))?;
     lines(&mut chart, series, &looks, |p| (p.0, p.1.max(1e-3)))?;
 
     let mut row = 0;
@@ -187,12 +187,7 @@ fn size(bytes: f64) -> String {
         b if b >= 1024.0 => (b / 1024.0, "K"),
         b => (b, ""),
     };
-    format!("{}{suffix}", short(value))
-}
-
-/// As few digits as tell ticks apart.
-fn short(value: f64) -> String {
-    significant(value)
+    format!("{}{suffix}", significant(value))
 }
 
 #[cfg(test)]
@@ -210,7 +205,7 @@ mod tests {
         assert_eq!(widened((3.0, 3.0), 1.3, 2.0), (2.0, 4.0));
         for (value, text) in [(0.0, "0"), (5e-4, "0.0005"), (0.1 + 0.2, "0.3"), (1e5, "100000"), (64.0, "64")]
         {
-            assert_eq!(short(value), text);
+            assert_eq!(significant(value), text);
         }
     }
 
@@ -373,6 +368,6 @@ mod tests {
             [1.0, 1024.0, 65536.0, 1.5 * 1048576.0, 1073741824.0].map(size),
             ["1", "1K", "64K", "1.5M", "1G"]
         );
-        assert_eq!([0.0, 0.001, 2.5, 1000.0, 100.0].map(short), ["0", "0.001", "2.5", "1000", "100"]);
+        assert_eq!([0.0, 0.001, 2.5, 1000.0, 100.0].map(significant), ["0", "0.001", "2.5", "1000", "100"]);
     }
 }
