@@ -263,7 +263,7 @@ fn collective<T: Sample>(
     own: &mut Draw,
 ) -> Option<Check> {
     let (rank, n) = (comm.rank(), comm.size());
-    let kind = all.of_all(&Kind::ALL[..9]);
+    let kind = all.of_all(&Kind::COLLECTIVES);
     let (op, root, wide) = (all.of_all(&ReduceOp::ALL), all.below(n), all.below(3) == 0);
     let divided = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll)
         || matches!(kind, Kind::Gather | Kind::Scatter);

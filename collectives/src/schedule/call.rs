@@ -59,6 +59,9 @@ impl Kind {
         Kind::Recv,
     ];
 
+    /// Every kind but messages, in the same order.
+    pub const COLLECTIVES: [Kind; 9] = *Kind::ALL.first_chunk().unwrap();
+
     /// The name of the call.
     pub const fn name(self) -> &'static str {
         match self {

@@ -164,7 +164,7 @@ fn groups(size: usize) -> Vec<Group> {
 fn suite(size: usize, groups: &[Group], all: bool) {
     let mut turn = 0;
     for group in groups {
-        for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_message()) {
+        for kind in Kind::COLLECTIVES {
             for &algorithm in Algorithm::candidates(kind, group) {
                 let types = [DType::F64, DType::Bf16, DType::I32];
                 let dtypes = match kind.reduces() {
