@@ -118,9 +118,8 @@ struct HostBlock {
     bytes: usize,
 }
 
-/// From this size on memory is mapped in huge pages where the system has them, so that fewer addresses have to be
-/// translated.
-const HUGE: usize = 2 << 20;
+/// A huge page. From this size on memory lies where the system can use them, so that fewer addresses have to be translated.
+pub(crate) const HUGE: usize = 2 << 20;
 const LINE: usize = 64;
 
 /// What the system says where it has no memory.

@@ -37,6 +37,7 @@ use history::History;
 use lock::Holds;
 pub use options::{Options, Priority, Progress};
 use order::Sorted;
+pub(crate) use scratch::PAGE;
 use scratch::{Pool, READY};
 pub use scratch::{ready_bytes, scratch_bytes};
 pub(crate) use shared::{Handle, Shared};

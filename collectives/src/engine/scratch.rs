@@ -91,7 +91,7 @@ pub(super) struct Pool {
 }
 
 /// Pieces are whole pages.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 impl Pool {
     /// Makes all pieces at least as long as [`pieces`] says, but for those that peers still read.

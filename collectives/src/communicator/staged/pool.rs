@@ -3,6 +3,7 @@
 use crate::buffer::{Memory, Place};
 use crate::communicator::Communicator;
 use crate::device::{Queue, SharedQueue};
+use crate::engine::PAGE;
 use crate::error::Result;
 use crate::ledger::Account;
 
@@ -30,8 +31,6 @@ pub(super) struct Pool {
     planned: usize,
 }
 
-/// Pieces are whole pages.
-const PAGE: usize = 4096;
 /// Pieces that are taken at the start where calls are planned: as many calls are under way at once.
 const PLACES: usize = 4;
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// The longest time between two looks.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long the host may take to hear why a peer is gone.
-const HEARSAY: Duration = Duration::from_secs(1);
+const TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// How long the thread may take to end after a failure.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -68,7 +68,7 @@ impl State {
             if let Err(cause) = self.host.progress() {
                 return cause;
             }
-            if start.elapsed() > HEARSAY {
+            if start.elapsed() > TOLD_WITHIN {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));

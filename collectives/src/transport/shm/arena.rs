@@ -3,6 +3,7 @@
 
 use super::budget;
 use crate::bootstrap::memfd::SharedMap;
+use crate::buffer::HUGE;
 use crate::error::{Error, Result};
 use crate::locked;
 use crate::pages;
@@ -18,8 +19,6 @@ const PIECE: usize = 64 << 20;
 const UNASKED: usize = 1 << 20;
 /// What this process has taken since it last asked.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
-/// From this size on, ranges start where the kernel can use huge pages.
-pub(super) const HUGE: usize = 2 << 20;
 
 /// The free ranges of a segment.
 pub(super) struct Arena {

@@ -6,7 +6,7 @@ use super::layout::{self, Block, Layout};
 use super::{budget, peers::Lives};
 use crate::bootstrap::memfd::{self, SharedMap};
 use crate::bootstrap::{Board, Options, Rendezvous};
-use crate::buffer::{Memory, Place};
+use crate::buffer::{HUGE, Memory, Place};
 use crate::error::{Error, Result};
 use crate::locked;
 use crate::transport::blame;
@@ -63,7 +63,7 @@ impl Segments {
         let world = Layout::new(size);
         let fixed = control_bytes(size);
         let (arena_bytes, limit) = arena_bytes(options, size, fixed);
-        let bytes = fixed.next_multiple_of(arena::HUGE) + arena_bytes;
+        let bytes = fixed.next_multiple_of(HUGE) + arena_bytes;
 
         let (life, card) = Lives::of_this_process();
         let card = format!("{} {card}", u8::from(Fences::register()));
@@ -315,8 +315,7 @@ pub fn control_bytes(size: usize) -> usize {
 fn arena_bytes(options: &Options, size: usize, fixed: usize) -> (usize, Option<&'static str>) {
     let limit = |of| getrlimit(of).current.unwrap_or(u64::MAX);
     let space = limit(Resource::As).min(ADDRESS_SPACE) / 2 / size as u64;
-    let file =
-        limit(Resource::Fsize).saturating_sub((fixed.next_multiple_of(arena::HUGE) + arena::HUGE) as u64);
+    let file = limit(Resource::Fsize).saturating_sub((fixed.next_multiple_of(HUGE) + HUGE) as u64);
     let wanted = options.segment_limit.map_or_else(budget::total, |l| l as u64);
     let by = match wanted.min(space).min(file) {
         least if least == wanted => None,
@@ -325,7 +324,7 @@ fn arena_bytes(options: &Options, size: usize, fixed: usize) -> (usize, Option<&
         _ if limit(Resource::As) > ADDRESS_SPACE => None,
         _ => Some("address space (ulimit -v)"),
     };
-    ((wanted.min(space).min(file) as usize).next_multiple_of(arena::HUGE), by)
+    ((wanted.min(space).min(file) as usize).next_multiple_of(HUGE), by)
 }
 
 /// What this rank has made, and the card of every rank of the host, once all have made theirs. Who alone could not would
@@ -390,7 +389,7 @@ fn check_segment(map: &SharedMap, rank: usize, fixed: usize) -> Result<()> {
 /// Asks for huge pages where the system gives them on request, and keeps the peers' memory out of this process's
 /// core dump: each rank's own holds it. Neither is needed for anything to work.
 fn advise(map: &SharedMap, fixed: usize, own: bool) {
-    let start = fixed.next_multiple_of(arena::HUGE);
+    let start = fixed.next_multiple_of(HUGE);
     let bytes = map.bytes().saturating_sub(start);
     let range = map.at(start, bytes).as_ptr().cast();
     // SAFETY: advice about a range inside the mapping; changes no byte.
