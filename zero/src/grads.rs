@@ -99,8 +99,8 @@ impl<T: Float> Grads<T> {
             }
         }
         // The first micro-batch is reduced into the sums themselves.
-        if plan.config.accumulate > 1 && self.micro_batch > 0 {
-            let sharing = |u: &usize| plan.partial_slot[*u] == plan.partial_slot[unit];
+        if let Some(slot) = plan.partial_slot[unit].filter(|_| self.micro_batch > 0) {
+            let sharing = |u: &usize| plan.partial_slot[*u] == Some(slot);
             for other in (0..plan.layout.len()).filter(sharing) {
                 self.settle(hands, other)?;
             }
@@ -150,7 +150,7 @@ impl<T: Float> Grads<T> {
             let place = plan.config.place(self.micro_batch);
             let free = match place.first {
                 true => bucket.sums[place.sum].take(),
-                false => self.partials[plan.partial_slot[unit]][b].take(),
+                false => plan.partial_slot[unit].and_then(|slot| self.partials[slot][b].take()),
             };
             let target = free.expect("free: opening the unit settled what was reduced there");
             let target = target.with_len(plan.layout[unit].bucket(b).shard_len());
@@ -185,7 +185,8 @@ impl<T: Float> Grads<T> {
                 State::Wide(pending, Place { sum, merges, .. }) => {
                     let (whole, reduced) = hands.wait(pending)?;
                     bucket.add(hands, sum, reduced.view())?;
-                    self.partials[plan.partial_slot[unit]][b] = Some(reduced);
+                    let slot = plan.partial_slot[unit].expect("it was reduced there");
+                    self.partials[slot][b] = Some(reduced);
                     for upper in (sum - merges + 1..=sum).rev() {
                         let full = bucket.sums[upper].take().expect("a sum is in it");
                         bucket.add(hands, upper - 1, full.view())?;

@@ -49,9 +49,9 @@ pub struct Plan {
     pub gradients: Vec<Home>,
     /// Capacities of the slots for whole gradients.
     pub gradient_slots: Vec<Slot>,
-    /// Per unit, the slot that takes a reduced shard before it is added to the accumulator; used when
+    /// Per unit, the slot that takes a reduced shard before it is added to the accumulator, if
     /// gradients are accumulated over several micro-batches.
-    pub partial_slot: Vec<usize>,
+    pub partial_slot: Vec<Option<usize>>,
     /// Capacities of those slots, in f32 elements.
     pub partial_slots: Vec<Slot>,
     /// Forward and backward of a micro-batch.
@@ -105,7 +105,7 @@ impl Plan {
             weight_slots,
             gradients,
             gradient_slots,
-            partial_slot: partial_slot.into_iter().map(|s| s.unwrap_or(0)).collect(),
+            partial_slot,
             partial_slots,
             training,
             evaluation,
