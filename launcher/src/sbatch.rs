@@ -37,6 +37,11 @@ pub fn sbatch(args: &SbatchArgs) -> Result<()> {
 }
 
 fn script(args: &SbatchArgs, program: &str) -> Result<String> {
+    Ok(written(args, program, &checked(args)?))
+}
+
+/// What the script will run, once its numbers, its words and all of that are checked.
+fn checked(args: &SbatchArgs) -> Result<Inner> {
     for (flag, value) in [
         ("--nodes", Some(args.nodes)),
         ("--ranks-per-node", Some(args.ranks_per_node)),
@@ -77,12 +82,12 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
     }
     let inner = Inner::read(&args.command, world)?;
     inner.check(args, world)?;
-    let name = inner.name;
     if let Some(seconds) = args.stop_before {
         let refuse = |why: String| Err(Failure::usage(format!("--stop-before {seconds}: {why}")));
         if !inner.saves {
             return refuse(format!(
-                "what this {name} has done by then would not be kept: it is for train --save DIR or --checkpoint DIR"
+                "what this {} has done by then would not be kept: it is for train --save DIR or --checkpoint DIR",
+                inner.name
             ));
         }
         match time {
@@ -100,11 +105,16 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
             _ => {}
         }
     }
+    Ok(inner)
+}
+
+/// The text of the script.
+fn written(args: &SbatchArgs, program: &str, inner: &Inner) -> String {
     let mut text = String::from("#!/bin/bash\n");
     let mut option = |name: &str, value: &str| {
         let _ = writeln!(text, "#SBATCH --{name}={value}");
     };
-    option("job-name", args.job_name.as_deref().unwrap_or(&format!("caravan-{name}")));
+    option("job-name", args.job_name.as_deref().unwrap_or(&format!("caravan-{}", inner.name)));
     option("nodes", &args.nodes.to_string());
     option("ntasks-per-node", &args.ranks_per_node.to_string());
     if let Some(cpus) = args.cpus_per_rank {
@@ -167,7 +177,7 @@ fn script(args: &SbatchArgs, program: &str) -> Result<String> {
         args.cpus_per_rank.map_or("", |_| " SLURM_CPUS_PER_GPU"),
         srun.join(" ")
     );
-    Ok(text)
+    text
 }
 
 /// The command that the script will run.
