@@ -39,8 +39,8 @@ use std::thread::ScopedJoinHandle;
 ///
 /// An argument that does not fit ([`Error::Argument`]) is refused before anything moves: nobody is told, and the
 /// communicator stays usable. After any other error of a call it is unusable: peers are told, and each later call returns
-/// the same error; memory that cannot be had ([`alloc`](Self::alloc), [`reserve`](Self::reserve)) breaks nothing. A peer that has not heard of it yet may still read what a call was given: who goes on after an error leaves
-/// those buffers as they are.
+/// the same error; memory that cannot be had ([`alloc`](Self::alloc), [`reserve`](Self::reserve)) breaks nothing. A peer that
+/// has not heard of it yet may still read what a call was given: who goes on after an error leaves those buffers as they are.
 ///
 /// Calls of a group and of those made from it may be in flight at once, and each rank awaits them in any order: who waits
 /// for one moves all of them. Where devices reach each other, a message between them goes once somebody waits for it, asks

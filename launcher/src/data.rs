@@ -21,8 +21,8 @@ const RANDOM: &str = "random";
 const RANDOM_TOKENS: &str = "random tokens";
 /// What is no text is refused with this, of the flag that names it.
 const TAKES: &str = "takes UTF-8 text, or token files made by 'caravan tokenize' or for llm.c, which do not come through a pipe";
-/// Ranks find here the descriptor of the tokens that their parent made from text, the [mark](made::mark) of what made them, and what the
-/// parent calls them.
+/// Ranks find here the descriptor of the tokens that their parent made from text, the [mark](made::mark) of what made them,
+/// and what the parent calls them.
 const HANDED: &str = "CARAVAN_TOKENS_FD";
 /// The same of `--val-data`.
 const HELD_HANDED: &str = "CARAVAN_VAL_TOKENS_FD";

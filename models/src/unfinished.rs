@@ -43,7 +43,8 @@ impl NewFile {
     /// Starts what is to become `path`. Links are not followed.
     ///
     /// # Errors
-    /// A path that ends in no file's name (`new/`) or in one too long to be replaced, or the system's refusal to create files there.
+    /// A path that ends in no file's name (`new/`) or in one too long to be replaced, or the system's refusal to create files
+    /// there.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         Self::create_with(path.as_ref().to_owned(), give_name)
     }

@@ -174,7 +174,8 @@ fn compare(header: &str, functions: &[(&str, Vec<String>)], constants: &[Constan
 const TARGET: &str =
     "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(...)\n#define NV_DISPATCH_TARGET(...)\n";
 
-/// What the program that `cxx` compiles says of each name, with the header of `folder` and others from `includes`; or the compiler's words.
+/// What the program that `cxx` compiles says of each name, with the header of `folder` and others from `includes`; or the
+/// compiler's words.
 fn describe(
     cxx: &str,
     program: &str,

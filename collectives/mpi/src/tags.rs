@@ -13,7 +13,8 @@
 //!
 //! Over a library with tags of 31 bits that writes past a receive to which a longer message comes (see
 //! `transport/requests.rs`), some messages have tags of another kind, on a communicator of their own: 11 bits of the
-//! call's number, 8 of what is called, and 12 of the exact length. A message of another length cannot meet such a receive, so it is posted at once.
+//! call's number, 8 of what is called, and 12 of the exact length. A message of another length cannot meet such a receive, so
+//! it is posted at once.
 
 use collectives::transport::Tag;
 use collectives::watch::Coded;

@@ -53,8 +53,8 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Opens the first NVRTC that is found of the newest major version up to `newest`: machine code of a newer toolkit does not load
-    /// in an older driver.
+    /// Opens the first NVRTC that is found of the newest major version up to `newest`: machine code of a newer toolkit does
+    /// not load in an older driver.
     ///
     /// # Errors
     /// There is none; the text says where was looked and what brings it.

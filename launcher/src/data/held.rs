@@ -34,7 +34,8 @@ pub fn check(data: &[PathBuf], paths: &[PathBuf]) -> Result<()> {
     }
     match paths.iter().any(|path| path == Path::new(RANDOM)) {
         true => Err(Failure::usage(
-            "--val-data random: random tokens are for --data alone, which then has nothing to be evaluated on; name files, and one that has this name as ./random",
+            "--val-data random: random tokens are for --data alone, which then has nothing to be evaluated on; name \
+             files, and one that has this name as ./random",
         )),
         false => Ok(()),
     }

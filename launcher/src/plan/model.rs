@@ -216,8 +216,9 @@ impl ModelChoice {
         weights.chain(self.described.clone()).collect()
     }
 
-    /// The tokenizer that was asked for; by default that beside the model's weights or config.json, and bytes for text and a model that is
-    /// new or of bytes. None where nothing says how tokens were made, or what does is of no use, and nobody has to know.
+    /// The tokenizer that was asked for; by default that beside the model's weights or config.json, and bytes for text and a
+    /// model that is new or of bytes. None where nothing says how tokens were made, or what does is of no use, and nobody has
+    /// to know.
     ///
     /// # Errors
     /// No tokenizer, none for text, or only one in a form that is not read, or one with more tokens than the model knows.

@@ -95,8 +95,8 @@ pub const NORM_LANES: usize = 16;
 /// were infinite, and above 32 bits how many were no number.
 pub const SQUARES_WORDS: usize = 21;
 
-/// Adds to `sum`, without rounding, the sums of squares in f64 of blocks of [`NORM_BLOCK`] elements, rounded to `T` first, in the order of
-/// the CPU's.
+/// Adds to `sum`, without rounding, the sums of squares in f64 of blocks of [`NORM_BLOCK`] elements, rounded to `T` first, in
+/// the order of the CPU's.
 pub fn squares<'a, T: Float, G: Float>(grad: View<'a, G>, sum: ViewMut<'a, u64>) -> Launch<'a> {
     let blocks = grad.len() / NORM_BLOCK;
     assert_eq!(grad.len(), blocks * NORM_BLOCK, "whole blocks of a gradient");
