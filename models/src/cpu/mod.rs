@@ -123,11 +123,11 @@ impl Cpu {
     /// The kernel of attention, whose own results are operands: those are packed for every kernel but such as widen, which reads
     /// them where they are. That takes what pairs of bf16, or three parts on AMX, save; not what AMX does with one.
     fn attention_isa<T: Element>(&self) -> Isa {
-        #[cfg(target_arch = "x86_64")]
-        if T::DTYPE == DType::Bf16 && self.isa::<T>() == Isa::Amx {
-            return Isa::Amx;
+        match self.isa::<T>() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Amx,
+            _ => Isa::single(),
         }
-        Isa::single()
     }
 
     /// Every thread's words.

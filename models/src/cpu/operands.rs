@@ -33,6 +33,7 @@ impl<'a> Left<'a> {
     }
 
     /// Panels of tiles, of which a lane along k has all rows and parts, with so many lanes along k.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn tiled<K: Kernel>(lanes: &'a [u32], depth: usize) -> Self {
         let step = K::MR * K::PARTS;
