@@ -65,7 +65,10 @@ impl Arena {
             refused(format!("{free} of the {all} that a rank may allocate{limit} are free"))
         })?;
         reserve(map, offset, bytes).map_err(|why| {
-            self.release(map, offset, bytes);
+            // Nobody has written there: what has pages reads as zero, whether these go or not.
+            // SAFETY: the range is inside the mapping, and nobody's.
+            let _ = unsafe { pages::remove(map.at(offset, bytes).as_ptr(), bytes) };
+            self.put_back(offset, bytes);
             refused(why)
         })?;
         Ok(offset)
@@ -81,6 +84,11 @@ impl Arena {
             // SAFETY: as above.
             unsafe { range.write_bytes(0, bytes) };
         }
+        self.put_back(offset, bytes);
+    }
+
+    /// Gives the addresses of a range back, which reads as zero.
+    fn put_back(&self, offset: usize, bytes: usize) {
         let mut free = self.lock();
         let at = free.partition_point(|&(o, _)| o < offset);
         free.insert(at, (offset, bytes));
@@ -92,14 +100,17 @@ impl Arena {
         }
     }
 
-    /// The first range that fits.
+    /// The first range that fits, of huge pages if it can be.
     fn take(&self, bytes: usize) -> Option<usize> {
-        let align = if bytes >= HUGE { HUGE } else { self.page };
         let mut free = self.lock();
-        let (at, start) = free.iter().enumerate().find_map(|(i, &(offset, len))| {
-            let start = offset.next_multiple_of(align);
-            (start - offset <= len && len - (start - offset) >= bytes).then_some((i, start))
-        })?;
+        let first = |align: usize| {
+            free.iter().enumerate().find_map(|(i, &(offset, len))| {
+                let start = offset.next_multiple_of(align);
+                (start - offset <= len && len - (start - offset) >= bytes).then_some((i, start))
+            })
+        };
+        let huge = (bytes >= HUGE).then(|| first(HUGE)).flatten();
+        let (at, start) = huge.or_else(|| first(self.page))?;
         let (offset, len) = free.remove(at);
         let (before, after) = (start - offset, offset + len - (start + bytes));
         if after > 0 {
@@ -190,6 +201,17 @@ mod tests {
             arena.release(&map, offsets[i], sizes[i]);
         }
         assert_eq!(*arena.lock(), [(0, 64 << 20)]);
+    }
+
+    #[test]
+    fn what_fits_is_given_where_no_huge_page_begins() {
+        let (map, arena) = arena(4 << 20);
+        let first = arena.alloc(&map, 1, 0).unwrap();
+        let offset = arena.alloc(&map, 3 << 20, 0).unwrap();
+        assert_eq!(offset, first + 4096);
+        arena.release(&map, offset, 3 << 20);
+        arena.release(&map, first, 1);
+        assert_eq!(*arena.lock(), [(0, 4 << 20)]);
     }
 
     #[test]
