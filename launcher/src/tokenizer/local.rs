@@ -86,6 +86,10 @@ fn is_bounded(regex: &str) -> bool {
             }
             '{' => {
                 let bounds: String = rest.by_ref().take_while(|&c| c != '}').collect();
+                // One that bounds nothing is a brace, and what stands behind it is of the expression.
+                if bounds.is_empty() || !bounds.chars().all(|c| c == ',' || c.is_ascii_digit()) {
+                    return false;
+                }
                 let most = bounds.rsplit(',').next().and_then(|most| most.parse::<usize>().ok());
                 // Repeated in turn by what follows, if that is a quantifier.
                 if wide && most.is_none_or(|most| most > 64) {
@@ -270,6 +274,10 @@ mod tests {
             r"\W+",
             r"[^\p{P}]{3,}",
             r".{0,1000}",
+            r"{[^}]*}",
+            r"{.+}|\w+",
+            r"a{{.*?}}",
+            r"a{",
             r"[\w&&[^a]]+",
             r"\p{^L}+",
             r"[\P{L}]+",

@@ -190,7 +190,8 @@ impl Tokens {
                 "the fraction of tokens held out for validation is {fraction}: it must be at least 0 and below 1"
             )));
         }
-        let train = ((1.0 - fraction) * self.len() as f64) as usize;
+        // Of more than an f64 can count it may be rounded to more.
+        let train = (((1.0 - fraction) * self.len() as f64) as usize).min(self.len());
         Ok((0..train, train..self.len()))
     }
 }
