@@ -104,7 +104,9 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         match self {
             Failure::Told { .. } => {}
-            asked if asked.code() > stopped_by(0) => out::last_note(format_args!("caravan: {self}")),
+            told if stop::asked().is_some() || told.code() > stopped_by(0) => {
+                out::last_note(format_args!("caravan: {self}"));
+            }
             _ => out::note(format_args!("caravan: {self}")),
         }
         ExitCode::from(self.code())

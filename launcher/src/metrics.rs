@@ -153,7 +153,7 @@ impl Metrics {
     /// What was written is not all there.
     fn settle(&mut self) -> Result<()> {
         while !self.held.rest().is_empty() {
-            if self.is_read(out::LAST) {
+            if self.is_read(if stop::asked().is_some() { out::last_wait() } else { out::LAST }) {
                 self.write()?;
             } else if stop::asked().is_some() {
                 return Err(Failure::run(format!(
@@ -214,7 +214,7 @@ fn lines_end(bytes: u64, mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>)
 impl Drop for Metrics {
     /// Of a run that fails: its reader gets what it still takes.
     fn drop(&mut self) {
-        while !self.held.rest().is_empty() && self.is_read(out::LAST) && self.write().is_ok() {}
+        while !self.held.rest().is_empty() && self.is_read(out::last_wait()) && self.write().is_ok() {}
     }
 }
 

@@ -98,6 +98,17 @@ enum State {
     Lost,
 }
 
+/// Prints what no other rank waits for.
+///
+/// # Errors
+/// There are no threads left, or standard output takes nothing, and not because its reader has gone or this process was asked to
+/// end.
+pub fn alone(text: String) -> Result<()> {
+    let printer = Printer::start()?;
+    let _ = printer.texts.send(text);
+    printer.end()
+}
+
 /// Whether no reader is waited for any more, because this process was asked to end.
 fn is_late() -> bool {
     stop::asked().is_some() && out::last_wait().is_zero()

@@ -4,7 +4,7 @@ use super::trace::Tracing;
 use super::{Run, indent};
 use crate::checkpoint;
 use crate::failure::{Failure, Result};
-use crate::out;
+use crate::printed;
 use crate::progress::Progress;
 use crate::sample;
 use crate::save::{self, Saved, Wanted};
@@ -57,10 +57,17 @@ impl<T: Float> Run<'_, T> {
             Some(missing) if told.is_verdict() => told.remark(&missing),
             _ => told,
         };
+        self.with_losses(told)
+    }
+
+    /// What a run comes to, and what could not be recorded of it: for who reads that this rank waits, so that no other may wait
+    /// for it any more.
+    fn with_losses(&mut self, told: Failure) -> Failure {
         match (told, std::mem::take(&mut self.record).end()) {
-            (told @ Failure::Stopped { .. }, Err(e)) => Failure::Verdict(format!("{told}; {e}")),
-            (told, Err(e)) => told.remark(&e.to_string()),
             (told, Ok(())) => told,
+            (told @ Failure::Stopped { .. }, Err(lost)) => Failure::Verdict(format!("{told}; {lost}")),
+            (Failure::Run(told), Err(lost)) => Failure::Run(format!("{told}; {lost}")),
+            (told, Err(lost)) => told.remark(&lost.to_string()),
         }
     }
 
@@ -143,7 +150,7 @@ impl<T: Float> Run<'_, T> {
             (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
                 // Who reads why has to know that the model is there.
                 if !self.show.quiet {
-                    let _ = out::text(Self::place(kept));
+                    let _ = printed::alone(Self::place(kept));
                 }
                 Err(e)
             }
@@ -153,24 +160,12 @@ impl<T: Float> Run<'_, T> {
             (Ok(()), Ok(())) => {}
             // What could not be kept may have been worth nothing, or was about to be evaluated.
             (Err(refused), Err(verdict)) if verdict.is_verdict() => {
-                return Err(Failure::Run(format!("{refused}; {verdict}")));
+                return Err(self.with_losses(Failure::Run(format!("{refused}; {verdict}"))));
             }
-            (Ok(()), Err(stopped @ Failure::Stopped { .. })) => {
-                return Err(match std::mem::take(&mut self.record).end() {
-                    Ok(()) => stopped,
-                    Err(lost) => Failure::Verdict(format!("{stopped}; {lost}")),
-                });
-            }
-            (written, told) => {
-                let lost = std::mem::take(&mut self.record).end();
-                return match (written.and(told), lost) {
-                    (Err(Failure::Run(refused)), Err(lost)) => {
-                        Err(Failure::Run(format!("{refused}; {lost}")))
-                    }
-                    (told, Err(lost)) => told.map_err(|told| told.remark(&lost.to_string())),
-                    (told, Ok(())) => told,
-                };
-            }
+            (Err(refused), Ok(())) => return Err(self.with_losses(refused)),
+            (Ok(()), Err(verdict)) if verdict.is_verdict() => return Err(self.with_losses(verdict)),
+            // Others may wait for this rank, or for why it fails.
+            (written, told) => return written.and(told),
         }
         if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
             // Rank 0 was refused, and has left.
@@ -183,7 +178,7 @@ impl<T: Float> Run<'_, T> {
         let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
             Some(sample) => {
                 let remark = sample.remark(self.plan.sample);
-                out::line(format_args!("sample{remark}\n{}", indent(&sample.text)))
+                printed::alone(format!("sample{remark}\n{}\n", indent(&sample.text)))
             }
             None => Ok(()),
         });

@@ -315,7 +315,8 @@ impl<T: Float> Task for Checked<Backward<'_, T>> {
                 let (mut log_sum, mut delta) = ([0f32; QUERIES], [0f32; QUERIES]);
                 for r in 0..count {
                     let at = queries.start + (first + r) * queries.stride + head * width;
-                    // As the products have it, of which this is the mean: where a query sees one key their difference is 0.
+                    // As the products have it, of which this is the mean: where a query sees one key, only the order of sums is
+                    // between them.
                     let d_row = &mut d_row[..width];
                     for (own, &x) in d_row.iter_mut().zip(&d_out[at..at + width]) {
                         *own = operand::<K>(x);
