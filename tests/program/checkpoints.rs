@@ -390,19 +390,13 @@ fn a_file_of_metrics_is_one_run_s_at_a_time() {
 fn a_run_with_nothing_left_to_do_takes_away_states_that_are_not_to_stay() {
     let bench = bench();
     bench.text("text.txt", 3000);
-    let train = format!("{TRAIN} --ranks 2 --checkpoint c --checkpoint-every 2 --steps 6");
+    let train = format!("{TRAIN} --ranks 2 --checkpoint ckpt --checkpoint-every 2 --steps 6");
     bench.run(&format!("{train} --checkpoint-keep 3")).success();
-    let states = || {
-        let names = fs::read_dir(bench.path("c")).unwrap().map(|entry| entry.unwrap().file_name());
-        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
-        names.sort();
-        names
-    };
-    assert_eq!(states(), ["step-2", "step-4", "step-6"]);
+    assert_eq!(kept(&bench), ["step-2", "step-4", "step-6"]);
     bench.run(&format!("{train} --checkpoint-keep 2 --resume")).success();
-    assert_eq!(states(), ["step-4", "step-6"]);
+    assert_eq!(kept(&bench), ["step-4", "step-6"]);
     bench.run(&format!("{train} --resume")).success();
-    assert_eq!(states(), ["step-6"]);
+    assert_eq!(kept(&bench), ["step-6"]);
     bench.nothing_left();
 }
 

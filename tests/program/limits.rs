@@ -69,13 +69,7 @@ fn a_save_that_cannot_be_begun_leaves_nothing() {
     };
     let program = env!("CARGO_BIN_EXE_caravan");
     let train = "train --model nano --data text.txt --transport threads --ranks 1 --steps 1 --micro-batch 1 --sample 0 --quiet";
-    let names = || {
-        let mut names: Vec<_> =
-            fs::read_dir(bench.path(".")).unwrap().map(|e| e.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    let before = names();
+    let before = bench.names();
     // With each of them one file more is open until there is none for the next.
     for files in 4.. {
         let outcome = shell(format!("ulimit -n {files}; exec {program} {train} --save model"));
@@ -83,7 +77,7 @@ fn a_save_that_cannot_be_begun_leaves_nothing() {
             break;
         }
         assert!(outcome.stderr.contains("limit of open files (ulimit -n) is too low"), "{}", outcome.stderr);
-        assert_eq!(names(), before, "{files}: {}", outcome.stderr);
+        assert_eq!(bench.names(), before, "{files}: {}", outcome.stderr);
     }
     let told = shell(format!("ulimit -n 4; exec {program} eval --model model --data text.txt"));
     assert!(told.stderr.contains("ulimit -n") && !told.stderr.contains("UTF-8"), "{}", told.stderr);
