@@ -28,6 +28,34 @@ pub fn exchange(comm: &Communicator, text: &str) -> Result<Vec<String>> {
     Ok(all.chunks_exact(width).map(decode).collect())
 }
 
+/// Numbers that go at once, 2 KiB: the engine has room for such a message anyway. For a longer one it would make and keep some,
+/// which no plan counts.
+const PART: usize = 256;
+/// Under this tag.
+const TAG: u32 = 1;
+
+/// Every rank's numbers, in rank order, on rank 0.
+///
+/// # Errors
+/// The transport's.
+pub fn gather(comm: &Communicator, mine: &[u64]) -> Result<Option<Vec<Vec<u64>>>> {
+    let mut counts = vec![0u64; comm.size()];
+    comm.all_gather(&[mine.len() as u64][..], &mut counts[..])?;
+    if comm.rank() > 0 {
+        mine.chunks(PART).try_for_each(|part| comm.send(part, 0, TAG))?;
+        return Ok(None);
+    }
+    let theirs = |(rank, &count): (usize, &u64)| {
+        let mut all = vec![0; count as usize];
+        match rank {
+            0 => all.copy_from_slice(mine),
+            _ => all.chunks_mut(PART).try_for_each(|part| comm.recv(part, rank, TAG))?,
+        }
+        Ok(all)
+    };
+    counts.iter().enumerate().map(theirs).collect::<Result<_>>().map(Some)
+}
+
 /// Fails, on every rank alike, unless all ranks have the same signature.
 ///
 /// # Errors

@@ -292,7 +292,8 @@ pub struct TrainArgs {
     pub trace_steps: Option<String>,
     /// Keep the state of the training below this directory: f32 weights and both moments of the optimizer, as often as
     /// --checkpoint-every says, at the end, and when SIGTERM or SIGUSR1 asks the run to end. Each takes the place of the one
-    /// before, or of the oldest of --checkpoint-keep, once it is whole. Ranks wait meanwhile, for each 5 GB at most --call-timeout.
+    /// before, or of the oldest of --checkpoint-keep, once it is whole. Each rank writes its own part, so that all have to see
+    /// the directory.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// Steps between checkpoints; 0 makes one when the run ends only [default: 1000].
@@ -302,6 +303,10 @@ pub struct TrainArgs {
     /// are taken away.
     #[arg(long, value_name = "N")]
     pub checkpoint_keep: Option<usize>,
+    /// Write checkpoints beside the steps that follow, but for the one at the end: each rank from a copy of its own part, of
+    /// 12 bytes a parameter divided by the ranks. Without it the run stands still meanwhile.
+    #[arg(long)]
+    pub checkpoint_async: bool,
     /// Go on from the state in --checkpoint with the same bits as if nothing had ended; without one there, begin anew. --stage
     /// and all that is said of how ranks talk may be others. So may --ranks: a step takes --ranks times --accumulate
     /// micro-batches then, and has the same bits only with --reproducible and as many of them as before.

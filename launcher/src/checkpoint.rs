@@ -5,14 +5,19 @@
 //! name whole, and those before it that are not to stay go only then.
 
 mod command;
+mod leaving;
+mod pen;
+mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
 mod writing;
 
 pub use command::checkpoint;
+pub use leaving::Leaving;
+pub use seen::check_seen;
 pub use state::State;
-pub use writing::write;
+pub use writing::{Writing, Written, copied_state};
 
 use crate::args::TrainArgs;
 use crate::failure::{Failure, Result};
@@ -56,6 +61,8 @@ pub struct Checkpoints {
     pub every: usize,
     /// How many stay once another is whole, at least that one.
     pub keep: usize,
+    /// Whether those in between are written beside the steps after them.
+    pub beside: bool,
     /// Where it goes on.
     pub from: Option<State>,
 }
@@ -90,7 +97,7 @@ impl Checkpoints {
             _ => {
                 let (every, keep) =
                     (args.checkpoint_every.unwrap_or(EVERY), args.checkpoint_keep.unwrap_or(KEEP));
-                Ok(Some(Checkpoints { dir, every, keep, from }))
+                Ok(Some(Checkpoints { dir, every, keep, beside: args.checkpoint_async, from }))
             }
         }
     }
@@ -108,7 +115,9 @@ impl Checkpoints {
         }
         let every = args.checkpoint_every.map(|every| format!("--checkpoint-every {every}"));
         let keep = args.checkpoint_keep.map(|keep| format!("--checkpoint-keep {keep}"));
-        match every.or(keep).or(args.resume.then(|| "--resume".to_owned())) {
+        let others = [(args.checkpoint_async, "--checkpoint-async"), (args.resume, "--resume")];
+        let other = others.into_iter().find(|(asked, _)| *asked).map(|(_, flag)| flag.to_owned());
+        match every.or(keep).or(other) {
             Some(flag) => Err(Failure::usage(format!("{flag} is of --checkpoint DIR: add that"))),
             None => Ok(()),
         }
@@ -164,20 +173,6 @@ impl Checkpoints {
         // The end is one, whether it is due or not.
         let made = due(last.saturating_sub(1)) - due(self.made().min(last.saturating_sub(1))) + 1;
         made.min((self.keep - there.min(self.keep)).saturating_add(1))
-    }
-
-    /// Takes away what is not to stay beside the state after `step`, which is there, whatever becomes of these; over NFS what
-    /// somebody has open stays.
-    pub fn take_away_before(&self, step: usize) {
-        let mut before = steps(&self.dir).unwrap_or_default();
-        before.retain(|(other, _)| *other < step);
-        before.sort_unstable();
-        before.truncate((before.len() + 1).saturating_sub(self.keep));
-        for (other, dir) in before {
-            // It goes whole: who reads it finds all of it, or nothing.
-            let going = pen_place(&self.dir, other);
-            let _ = fs::remove_dir_all(if fs::rename(&dir, &going).is_ok() { going } else { dir });
-        }
     }
 
     /// Whether one is made after this step, counted from 1.

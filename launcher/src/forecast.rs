@@ -104,7 +104,8 @@ impl Forecast {
             precision,
             threads,
         };
-        let shape = Shape { model: &model, dtype: args.dtype, device: &device, world, nccl: joined.nccl };
+        let (dtype, nccl, copies) = (args.dtype, joined.nccl, args.checkpoint_async);
+        let shape = Shape { model: &model, dtype, device: &device, world, nccl, copies };
         let outcome = |&stage: &Stage| {
             let zero = zero::Config { stage, ..zero.clone() };
             let need = shape.need(&zero, &batch)?;
@@ -123,7 +124,7 @@ impl Forecast {
         };
         let stages = Stage::ALL.iter().map(outcome).collect::<Result<_>>()?;
         let Joined { label, here, control, .. } = joined;
-        let (dtype, configuration) = (args.dtype, args.configuration.clone());
+        let configuration = args.configuration.clone();
         Ok(Forecast { world, label, here, control, dtype, batch, zero, stages, device, model, configuration })
     }
 

@@ -306,7 +306,8 @@ impl TrainPlan {
     /// What its memory follows from.
     fn shape(&self) -> Shape<'_> {
         let (world, nccl) = (self.ranks.world, self.ranks.nccl);
-        Shape { model: &self.model, dtype: self.dtype, device: &self.device, world, nccl }
+        let copies = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.beside);
+        Shape { model: &self.model, dtype: self.dtype, device: &self.device, world, nccl, copies }
     }
 
     /// What a rank of `group` will hold, to the byte.

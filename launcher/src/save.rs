@@ -33,12 +33,9 @@ impl Companions {
         self.remarks.clone()
     }
 
-    /// Puts the files beside weights.
-    ///
-    /// # Errors
-    /// The system's refusal.
-    pub fn add_to(&self, writer: &mut Writer) -> models::Result<()> {
-        self.files.iter().try_for_each(|(name, content)| writer.add_file(name, content))
+    /// The files, by name.
+    pub fn files(&self) -> &[(String, Vec<u8>)] {
+        &self.files
     }
 }
 
@@ -201,6 +198,6 @@ fn is_taken(dir: &Path) -> bool {
 fn begin<T: Float>(plan: &TrainPlan, dir: &Path, companions: &Companions) -> models::Result<Writer> {
     let options = SaveOptions { remarks: companions.remarks(), ..SaveOptions::default() };
     let mut writer = Writer::create(dir, &plan.model.config, T::DTYPE, &options)?;
-    companions.add_to(&mut writer)?;
+    companions.files().iter().try_for_each(|(name, content)| writer.add_file(name, content))?;
     Ok(writer)
 }

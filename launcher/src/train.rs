@@ -7,7 +7,7 @@ pub mod stop;
 mod trace;
 
 use crate::agree;
-use crate::checkpoint::Claim;
+use crate::checkpoint::{self, Claim, Leaving, Writing};
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
@@ -19,7 +19,7 @@ use crate::printed::Printed;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
 use crate::save::{self, Companions};
-use collectives::{Communicator, Float};
+use collectives::{Buffer, Communicator, Float};
 pub use describe::signature;
 use loader::Loader;
 use models::tokens::Windows;
@@ -71,8 +71,10 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
         {
             return Err(run.end_early(failure));
         }
-        if !last && plan.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.due(step + 1)) {
-            run.checkpoint()?;
+        if let Some(checkpoints) =
+            plan.checkpoints.as_ref().filter(|checkpoints| !last && checkpoints.due(step + 1))
+        {
+            run.checkpoint(checkpoints.beside)?;
         }
     }
     run.finish(held_out.as_ref())
@@ -102,6 +104,11 @@ struct Run<'a, T: Float> {
     /// Those of the last checkpoint, and of the last that was tried.
     kept: usize,
     tried: usize,
+    /// The one that is under way, and where this rank's part of one is copied to.
+    writing: Option<Writing<'a>>,
+    /// What the last one took the place of.
+    leaving: Leaving,
+    copy: Option<Buffer<f32>>,
     /// Rank 0's, of the directory of checkpoints.
     _claim: Option<Claim>,
     last: Step,
@@ -121,6 +128,9 @@ impl<'a, T: Float> Run<'a, T> {
             Some(checkpoints) if lead => Some(checkpoints.claim()?),
             _ => None,
         };
+        if let Some(checkpoints) = &plan.checkpoints {
+            checkpoint::check_seen(&checkpoints.dir, &comm)?;
+        }
         // Rank 0 writes them, and all know whether it does.
         let hosts = match &plan.metrics {
             Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
@@ -143,6 +153,12 @@ impl<'a, T: Float> Run<'a, T> {
                 progress.line(&format!("goes on with {differences}"));
             }
         }
+        let ledger = trainer.ledger();
+        let account = plan.zero.placement.of_host(&ledger.workspace, &ledger.host);
+        let copy = match plan.checkpoints.as_ref().filter(|checkpoints| checkpoints.beside) {
+            Some(_) => Some(Buffer::try_zeroed(checkpoint::copied_state(trainer.plan()))?.booked(account)),
+            None => None,
+        };
         let tracing = match &plan.traced {
             Some(traced) if traced.steps.is_empty() => {
                 let path = traced.path.display();
@@ -178,6 +194,9 @@ impl<'a, T: Float> Run<'a, T> {
             made: plan.made_before(),
             kept: plan.made_before(),
             tried: plan.made_before(),
+            writing: None,
+            leaving: Leaving::default(),
+            copy,
             _claim: claim,
             last: Step::default(),
             validation: None,
@@ -245,7 +264,8 @@ impl<'a, T: Float> Run<'a, T> {
         });
         self.pass_on();
         (self.made, self.last, self.validation) = (step + 1, done, None);
-        self.trace()
+        self.trace()?;
+        self.ask_for_checkpoint(false)
     }
 
     /// Says what the device has said.

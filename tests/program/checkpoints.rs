@@ -282,15 +282,19 @@ fn trainings_on_gpus_go_on_too_and_hold_what_was_planned() {
         return;
     }
     bench.text("text.txt", 3000);
-    for flags in ["--stage 3", "--stage 3 --transport threads", "--stage 1 --offload optimizer"] {
+    for (flags, beside) in [
+        ("--stage 3", ""),
+        ("--stage 3 --transport threads", "--checkpoint-async --checkpoint-every 1"),
+        ("--stage 1 --offload optimizer", "--checkpoint-async --checkpoint-every 1"),
+    ] {
         let train = |more: &str| {
             let line = format!("{TRAIN} --ranks 2 --device cuda {flags} {more}");
             devices::run(&bench, "2,256M", &line).success();
             steps(&bench)
         };
         let whole = train("--steps 3");
-        train("--steps 2 --checkpoint ckpt");
-        assert_eq!(train("--steps 3 --checkpoint ckpt --resume"), whole[2..], "{flags}");
+        train(&format!("--steps 2 --checkpoint ckpt {beside}"));
+        assert_eq!(train(&format!("--steps 3 --checkpoint ckpt --resume {beside}")), whole[2..], "{flags}");
         let lines = json_lines(&bench.path("m.jsonl"));
         for rank in lines[lines.len() - 1]["summary"]["ranks"].as_array().unwrap() {
             assert_eq!(rank["memory"]["total"], rank["predicted_bytes"], "{flags}: {rank}");

@@ -16,6 +16,7 @@ mod inputs;
 mod limits;
 mod models;
 mod output;
+mod own_parts;
 mod pauses;
 mod progress;
 mod rates;

@@ -65,6 +65,7 @@ const HEADINGS: [(&str, &[&str]); 6] = [
             "checkpoint",
             "checkpoint_every",
             "checkpoint_keep",
+            "checkpoint_async",
             "resume",
             "save",
             "sample",

@@ -1,6 +1,6 @@
 //! Checkpoints of one rank, and what a file system may do to them.
 
-use super::writing::Pen;
+use super::pen::Pen;
 use super::*;
 use crate::device;
 use crate::plan::TrainPlan;
@@ -28,14 +28,23 @@ fn trainer(plan: &TrainPlan, steps: u64) -> Trainer<f32> {
 
 /// So many in a directory.
 fn keeping(keep: usize, dir: &Path) -> Checkpoints {
-    Checkpoints { dir: dir.to_owned(), every: 0, keep, from: None }
+    Checkpoints { dir: dir.to_owned(), every: 0, keep, beside: false, from: None }
 }
 
 /// Writes the state after so many steps.
 fn written(dir: &Path, steps: u64) {
     let plan = nano();
-    let companions = Companions::default();
-    let written = write(&mut trainer(&plan, steps), &plan, &keeping(1, dir), &companions, true).unwrap();
+    write(&mut trainer(&plan, steps), &plan, &keeping(1, dir));
+}
+
+fn write(trainer: &mut Trainer<f32>, plan: &TrainPlan, checkpoints: &Checkpoints) {
+    let comm = trainer.comm().clone();
+    let mut writing = Writing::begin(trainer, plan, checkpoints, &Companions::default(), true, None).unwrap();
+    let written = loop {
+        if let Some(written) = writing.end(&comm, true).unwrap() {
+            break written;
+        }
+    };
     assert!(written.whole && written.refused.is_none() && written.remark.is_none());
 }
 
@@ -60,9 +69,9 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     fs::rename(dir.join("others/step-3"), dir.join("step-3")).unwrap();
     fs::remove_dir(dir.join("others")).unwrap();
     let here = keeping(1, dir);
-    let pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
+    let mut pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
     let remark = pen.take_place(|dir| Err(Error::system("sync", dir, "Input/output error")));
-    let remark = remark.unwrap().expect("a remark");
+    let remark = remark.unwrap().remark.expect("a remark");
     assert!(remark.starts_with("the state after step 4 is here, but its name may not survive"), "{remark}");
     assert!(remark.ends_with("Input/output error"), "{remark}");
     assert_eq!(there(dir), ["step-3", "step-4"]);
@@ -96,8 +105,8 @@ fn a_checkpoint_of_which_a_part_is_gone_takes_the_place_of_none() {
     fs::create_dir(dir.join("step-3")).unwrap();
     fs::remove_file(pen_place(dir, 4).join("first_moments/model.safetensors")).unwrap();
     let here = keeping(1, dir);
-    let pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
-    let why = pen.take_place(|_| Ok(())).unwrap_err().to_string();
+    let mut pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
+    let why = pen.take_place(|_| Ok(())).err().expect("a refusal").to_string();
     assert!(why.contains("first_moments"), "{why}");
     assert_eq!(there(dir), [".step-4.unfinished", "step-3"]);
 }
@@ -162,8 +171,7 @@ fn as_many_stay_as_were_asked_for_and_room_is_asked_for_those() {
     let dir = home.path();
     let plan = nano();
     let write = |steps, keep| {
-        let mut trainer = trainer(&plan, steps);
-        write(&mut trainer, &plan, &keeping(keep, dir), &Companions::default(), true).unwrap();
+        write(&mut trainer(&plan, steps), &plan, &keeping(keep, dir));
         there(dir)
     };
     assert_eq!(write(9, 3), ["step-9"]);

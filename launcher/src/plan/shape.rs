@@ -3,8 +3,10 @@
 
 use super::{MicroBatch, ModelChoice};
 use crate::args::Precision;
+use crate::checkpoint::copied_state;
 use crate::device::{Device, Need};
 use crate::failure::Result;
+use collectives::DType;
 use collectives::device::Arena;
 use collectives::schedule::Group;
 
@@ -21,6 +23,8 @@ pub struct Shape<'a> {
     pub world: usize,
     /// Whether memory of GPUs goes over NCCL.
     pub nccl: bool,
+    /// Whether each rank holds a copy of its part of the state, from which it is written.
+    pub copies: bool,
 }
 
 impl Shape<'_> {
@@ -37,7 +41,8 @@ impl Shape<'_> {
         let plan = self.sharded(zero, 0);
         let footprint = self.model.footprint(batch, self.dtype, self.device)?;
         let mut memory = zero::memory::predict(&plan, footprint);
-        *zero.placement.of_host(&mut memory.workspace, &mut memory.host) += batch.token_bytes();
+        let copied = if self.copies { copied_state(&plan) * DType::F32.size() } else { 0 };
+        *zero.placement.of_host(&mut memory.workspace, &mut memory.host) += batch.token_bytes() + copied;
         let mut arena = zero::memory::arena(&plan, footprint);
         let mut largest_call = 0;
         if zero.placement.on_device() && self.world > 1 {

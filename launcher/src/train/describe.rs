@@ -67,9 +67,10 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--trace", plan.traced.as_ref().map_or("not given".to_owned(), |t| t.to_string())),
         (
             "--checkpoint",
-            plan.checkpoints
-                .as_ref()
-                .map_or("not given".to_owned(), |c| format!("every {} steps, {} kept", c.every, c.keep)),
+            plan.checkpoints.as_ref().map_or("not given".to_owned(), |c| {
+                let beside = if c.beside { ", beside the run" } else { "" };
+                format!("every {} steps, {} kept{beside}", c.every, c.keep)
+            }),
         ),
         ("--resume", resumed(plan)),
         ("--save", files::wanted(plan.save.as_deref())),
@@ -260,6 +261,7 @@ fn settings(plan: &TrainPlan) -> Value {
         "checkpoint": plan.checkpoints.as_ref().map(|c| c.dir.display().to_string()),
         "checkpoint_every": plan.checkpoints.as_ref().map(|c| c.every),
         "checkpoint_keep": plan.checkpoints.as_ref().map(|c| c.keep),
+        "checkpoint_async": plan.checkpoints.as_ref().map(|c| c.beside),
         "resumed_after": plan.checkpoints.as_ref().map(Checkpoints::made).filter(|&made| made > 0),
         "save": plan.save.as_ref().map(|path| path.display().to_string()),
         "deepspeed": plan.configuration.as_ref().map(deepspeed::File::json),
@@ -368,6 +370,7 @@ mod tests {
             ("", &format!("--checkpoint {}", path("c")), &["--checkpoint"]),
             ("--checkpoint c", "--checkpoint-every 5", &["--checkpoint"]),
             ("--checkpoint c", "--checkpoint-keep 2", &["--checkpoint"]),
+            ("--checkpoint c", "--checkpoint-async", &["--checkpoint"]),
             ("", &format!("--save {}", path("saved")), &["--save"]),
             ("", "--prefetch off", &["--prefetch"]),
             ("", "--progress thread", &["--progress"]),
@@ -383,7 +386,7 @@ mod tests {
 
         let after = |made| {
             let from = Some(State::after(made));
-            let checkpoints = Checkpoints { dir: "c".into(), every: 5, keep: 1, from };
+            let checkpoints = Checkpoints { dir: "c".into(), every: 5, keep: 1, beside: false, from };
             TrainPlan { checkpoints: Some(checkpoints), ..plan_of("") }
         };
         check("--resume", &after(0), &after(3), &["--resume"]);

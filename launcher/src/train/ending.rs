@@ -2,7 +2,7 @@
 
 use super::trace::Tracing;
 use super::{Run, indent};
-use crate::checkpoint;
+use crate::checkpoint::{Leaving, Writing, Written};
 use crate::failure::{Failure, Result};
 use crate::printed;
 use crate::progress::Progress;
@@ -14,34 +14,60 @@ use serde_json::json;
 use std::time::Instant;
 
 impl<T: Float> Run<'_, T> {
-    /// Keeps the state after the last step, unless it is kept already. What is refused costs no more than that.
-    pub(super) fn checkpoint(&mut self) -> Result<()> {
+    /// Keeps the state after the last step, unless it is kept already, at once or `beside` the next steps. What is refused costs
+    /// no more than that.
+    pub(super) fn checkpoint(&mut self, beside: bool) -> Result<()> {
         let Some(checkpoints) = &self.plan.checkpoints else { return Ok(()) };
+        self.await_checkpoint()?;
         if self.made == self.tried {
             if self.trainer.comm().rank() == 0 {
                 // A run that was killed as it gave the last one its name has left more, or one that was to keep more.
-                checkpoints.take_away_before(self.kept);
+                drop(checkpoints.take_away_before(self.kept));
             }
             return Ok(());
         }
         let began = Instant::now();
         self.tried = self.made;
+        // The next may need its room.
+        self.leaving = Leaving::default();
         self.record.sync(&self.progress);
         let evaluated = self.validation.is_some();
-        let trainer = &mut self.trainer;
-        let written = checkpoint::write(trainer, self.plan, checkpoints, &self.companions, evaluated)?;
-        if written.whole {
-            self.kept = self.made;
-            let path = checkpoints.dir.display().to_string();
-            self.record.line(&self.progress, || json!({"checkpoint": {"step": self.made, "path": path}}));
-        }
-        if let Some(remark) = written.remark {
-            self.progress.alarm(&remark);
-        }
-        if let Some(why) = written.refused {
-            self.record.without("a checkpoint of that step", &self.progress, &why);
+        let copy = if beside { self.copy.take() } else { None };
+        let (plan, companions) = (self.plan, &self.companions);
+        let writing = Writing::begin(&mut self.trainer, plan, checkpoints, companions, evaluated, copy)?;
+        self.writing = Some(writing);
+        self.apart += began.elapsed();
+        if beside { Ok(()) } else { self.await_checkpoint() }
+    }
+
+    /// Waits for the checkpoint that is under way.
+    fn await_checkpoint(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while self.writing.is_some() {
+            self.ask_for_checkpoint(true)?;
         }
         self.apart += began.elapsed();
+        Ok(())
+    }
+
+    /// Says what came of the checkpoint that is under way, if it is over: all ranks ask together, and `wait` a moment or do not.
+    pub(super) fn ask_for_checkpoint(&mut self, wait: bool) -> Result<()> {
+        let Some(writing) = &mut self.writing else { return Ok(()) };
+        let Some(written) = writing.end(self.trainer.comm(), wait)? else { return Ok(()) };
+        let Written { step, whole, refused, remark, leaving, copy } = written;
+        (self.writing, self.leaving) = (None, leaving);
+        self.copy = copy.or(self.copy.take());
+        if let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| whole) {
+            self.kept = step;
+            let path = checkpoints.dir.display().to_string();
+            self.record.line(&self.progress, || json!({"checkpoint": {"step": step, "path": path}}));
+        }
+        if let Some(remark) = remark {
+            self.progress.alarm(&remark);
+        }
+        if let Some(why) = refused {
+            self.record.without("a checkpoint of that step", &self.progress, &why);
+        }
         Ok(())
     }
 
@@ -50,6 +76,10 @@ impl<T: Float> Run<'_, T> {
     pub(super) fn end_early(mut self, failure: Failure) -> Failure {
         if !failure.is_verdict() {
             return failure;
+        }
+        // It is worth what it was.
+        if let Err(e) = self.await_checkpoint() {
+            return e;
         }
         let missing = self.tracing.as_ref().and_then(Tracing::missing);
         let told = self.rescue(failure);
@@ -75,7 +105,7 @@ impl<T: Float> Run<'_, T> {
     fn rescue(&mut self, failure: Failure) -> Failure {
         let failure = match &self.plan.checkpoints {
             Some(checkpoints) if self.sound && self.done() > 0 => {
-                if let Err(e) = self.checkpoint() {
+                if let Err(e) = self.checkpoint(false) {
                     // Of ranks that no longer stand together nobody can say more.
                     return e;
                 }
@@ -134,7 +164,7 @@ impl<T: Float> Run<'_, T> {
     pub(super) fn finish(mut self, held_out: Option<&Windows>) -> Result<()> {
         // The model first: what is ended in between makes its last steps again, and the model.
         let Saved { not_finite, kept, written } = self.save(Wanted::Any)?;
-        self.checkpoint()?;
+        self.checkpoint(false)?;
         let dir = self.plan.save.as_deref().filter(|_| written.is_ok());
         let kept = dir.filter(|_| kept);
         let told = self.conclude(held_out, kept, not_finite);

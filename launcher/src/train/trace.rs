@@ -23,11 +23,6 @@ const MOST: usize = 1 << 20;
 const MOST_OF_A_RANK: usize = 1 << 18;
 /// A step has at least itself, a forward, a backward and an update.
 const LEAST_OF_A_STEP: usize = 4;
-/// Rank 0 fetches the others' under this tag,
-const TAG: u32 = 1;
-/// and so many numbers at once, 2 KiB: the engine has room for such a message anyway. For a longer one it would make and keep
-/// some, which no plan counts.
-const PART: usize = 256;
 
 /// A trace under way on one rank.
 pub struct Tracing<'a> {
@@ -113,32 +108,23 @@ impl<'a> Tracing<'a> {
     fn collect(&self, comm: &Communicator) -> Result<Option<Vec<OfRank>>> {
         let (spans, lost) = self.trace.take();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let (count, boot, host) = (spans.len(), boot.trim(), collectives::bootstrap::host_name());
+        let (boot, host) = (boot.trim(), collectives::bootstrap::host_name());
         let since = lost.since.map_or("-".to_owned(), |since| since.to_string());
-        let said =
-            agree::exchange(comm, &format!("{count} {} {} {since} {boot} {host}", self.origin, lost.count))?;
+        let said = agree::exchange(comm, &format!("{} {} {since} {boot} {host}", self.origin, lost.count))?;
         let packed: Vec<u64> = spans.iter().flat_map(|span| span.pack()).collect();
-        if comm.rank() > 0 {
-            packed.chunks(PART).try_for_each(|part| comm.send(part, 0, TAG))?;
-            return Ok(None);
-        }
+        let Some(all) = agree::gather(comm, &packed)? else { return Ok(None) };
         let mut ranks = Vec::with_capacity(comm.size());
         let mut origins: HashMap<&str, u64> = HashMap::new();
-        for (rank, text) in said.iter().enumerate() {
+        for (rank, (text, theirs)) in said.iter().zip(all).enumerate() {
             let words: Vec<&str> = text.split(' ').collect();
             let word = |at: usize| words.get(at).copied().unwrap_or_default();
             let number = |at: usize| word(at).parse::<u64>().unwrap_or_default();
-            let mut theirs = vec![0u64; 4 * number(0) as usize];
-            match rank {
-                0 => theirs.copy_from_slice(&packed),
-                _ => theirs.chunks_mut(PART).try_for_each(|part| comm.recv(part, rank, TAG))?,
-            }
             let (spans, _) = theirs.as_chunks::<4>();
             let spans = spans.iter().map(|&numbers| Span::unpack(numbers)).collect();
-            let lost = Lost { count: number(2), since: word(3).parse().ok() };
+            let lost = Lost { count: number(1), since: word(2).parse().ok() };
             // Ranks of one host share its clock.
-            let origin = *origins.entry(word(4)).or_insert(number(1));
-            ranks.push(OfRank { rank: comm.job_rank(rank), host: word(5).to_owned(), spans, lost, origin });
+            let origin = *origins.entry(word(3)).or_insert(number(0));
+            ranks.push(OfRank { rank: comm.job_rank(rank), host: word(4).to_owned(), spans, lost, origin });
         }
         Ok(Some(ranks))
     }

@@ -4,6 +4,7 @@ mod config;
 mod fields;
 mod load;
 mod names;
+mod parts;
 mod remarks;
 mod rope;
 mod save;
@@ -12,6 +13,7 @@ mod sum;
 
 pub use config::check_loadable;
 pub use load::{Checkpoint, check_fetched, has_weights, read_config, templates};
+pub use parts::{Part, Parts, Piece};
 pub use remarks::Remarks;
 pub use rope::rope_scaling;
 pub use save::{SaveOptions, Writer, check_destination};

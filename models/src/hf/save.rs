@@ -53,12 +53,22 @@ impl Default for SaveOptions {
 }
 
 /// One file of weights as planned.
-struct Planned {
-    name: String,
+pub(super) struct Planned {
+    pub(super) name: String,
     /// Length, JSON and padding.
-    header: Vec<u8>,
+    pub(super) header: Vec<u8>,
     /// Names and elements in file order.
-    tensors: Vec<(String, usize)>,
+    pub(super) tensors: Vec<(String, usize)>,
+    /// Bytes of an element.
+    size: usize,
+}
+
+impl Planned {
+    /// Its length.
+    pub(super) fn bytes(&self) -> u64 {
+        let elements: usize = self.tensors.iter().map(|(_, elements)| elements).sum();
+        (self.header.len() + elements * self.size) as u64
+    }
 }
 
 /// A directory in the making. Dropping it before [`finish`](Self::finish) removes all traces.
@@ -146,7 +156,6 @@ impl Writer {
             self.file = Some(self.start_file(file)?);
         }
         for part in values.chunks(CHUNK) {
-            self.bytes.clear();
             encode(self.dtype, part, &mut self.bytes);
             if let Some((out, summing)) = &mut self.file {
                 summing.add(&self.bytes);
@@ -165,11 +174,7 @@ impl Writer {
     /// # Errors
     /// Another name, or the system's refusal.
     pub fn add_file(&mut self, name: &str, content: &[u8]) -> Result<()> {
-        if !is_companion(name) {
-            let known = COMPANIONS.join(", ");
-            let text = format!("{name} does not belong into a model directory: known are {known}");
-            return Err(Error::format(&self.target, text));
-        }
+        check_companion(&self.target, name)?;
         self.write(name, content)
     }
 
@@ -195,11 +200,7 @@ impl Writer {
             return Err(Error::format(&self.target, text));
         }
         if self.plan.len() > 1 {
-            let files =
-                self.plan.iter().flat_map(|p| p.tensors.iter().map(|(t, _)| (t.clone(), json!(p.name))));
-            let map: Map<String, Value> = files.collect();
-            let index = json!({"metadata": {"total_size": self.total}, "weight_map": map});
-            self.write(INDEX, format!("{index:#}\n").as_bytes())?;
+            self.write(INDEX, index(&self.plan, self.total).as_bytes())?;
         }
         let config = std::mem::take(&mut self.config);
         self.write(CONFIG, config.as_bytes())?;
@@ -320,6 +321,18 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     Ok(there)
 }
 
+/// Whether a file of this name goes with the weights in the directory `dir`.
+pub(super) fn check_companion(dir: &Path, name: &str) -> Result<()> {
+    match is_companion(name) {
+        true => Ok(()),
+        false => {
+            let known = COMPANIONS.join(", ");
+            let text = format!("{name} does not belong into a model directory: known are {known}");
+            Err(Error::format(dir, text))
+        }
+    }
+}
+
 /// Nothing, an empty directory, or a directory with nothing but a model, which this user may replace.
 fn check_replaceable(target: &Path, parent: &Path) -> Result<()> {
     let there = match fs::metadata(target) {
@@ -393,8 +406,15 @@ fn may_move(user: u32, there: &fs::Metadata, around: &fs::Metadata) -> bool {
     around.mode() & STICKY == 0 || user == 0 || [there, around].iter().any(|owned| owned.uid() == user)
 }
 
+/// What tells in which of several files each weight is.
+pub(super) fn index(files: &[Planned], total: u64) -> String {
+    let named = files.iter().flat_map(|p| p.tensors.iter().map(|(t, _)| (t.clone(), json!(p.name))));
+    let map: Map<String, Value> = named.collect();
+    format!("{:#}\n", json!({"metadata": {"total_size": total}, "weight_map": map}))
+}
+
 /// Distributes the weights over files of at most `limit` bytes (a larger weight has a file of its own).
-fn plan(target: &Path, config: &LlamaConfig, dtype: DType, limit: u64) -> Result<Vec<Planned>> {
+pub(super) fn plan(target: &Path, config: &LlamaConfig, dtype: DType, limit: u64) -> Result<Vec<Planned>> {
     let stored = match dtype {
         DType::F32 => Dtype::F32,
         DType::F16 => Dtype::F16,
@@ -423,10 +443,16 @@ fn plan(target: &Path, config: &LlamaConfig, dtype: DType, limit: u64) -> Result
         1 => SINGLE.to_string(),
         _ => format!("model-{i:05}-of-{count:05}.safetensors"),
     });
-    files.into_iter().zip(names).map(|(tensors, name)| plan_file(target, name, tensors)).collect()
+    let size = dtype.size();
+    files.into_iter().zip(names).map(|(tensors, name)| plan_file(target, name, tensors, size)).collect()
 }
 
-fn plan_file(target: &Path, name: String, tensors: Vec<(String, TensorInfo)>) -> Result<Planned> {
+fn plan_file(
+    target: &Path,
+    name: String,
+    tensors: Vec<(String, TensorInfo)>,
+    size: usize,
+) -> Result<Planned> {
     let sizes = tensors.iter().map(|(name, info)| (name.clone(), info.shape.iter().product())).collect();
     // transformers refuses files that do not say which framework's layout they have.
     let format = HashMap::from([("format".to_string(), "pt".to_string())]);
@@ -437,16 +463,22 @@ fn plan_file(target: &Path, name: String, tensors: Vec<(String, TensorInfo)>) ->
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
-    Ok(Planned { name, header, tensors: sizes })
+    Ok(Planned { name, header, tensors: sizes, size })
 }
 
-fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
-    let values = values.iter().map(|x| x.to_f32());
+/// The values in a type, in the place of what `bytes` has.
+pub(super) fn encode<T: Float>(dtype: DType, values: &[T], bytes: &mut Vec<u8>) {
     match dtype {
-        DType::F16 => bytes.extend(values.flat_map(|x| <f16 as Float>::from_f32(x).to_le_bytes())),
-        DType::Bf16 => bytes.extend(values.flat_map(|x| <bf16 as Float>::from_f32(x).to_le_bytes())),
-        _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
+        DType::F16 => encode_by(values, bytes, |x| <f16 as Float>::from_f32(x).to_le_bytes()),
+        DType::Bf16 => encode_by(values, bytes, |x| <bf16 as Float>::from_f32(x).to_le_bytes()),
+        _ => encode_by(values, bytes, f32::to_le_bytes),
     }
+}
+
+fn encode_by<T: Float, const N: usize>(values: &[T], bytes: &mut Vec<u8>, of: impl Fn(f32) -> [u8; N]) {
+    bytes.resize(values.len() * N, 0);
+    let (out, _) = bytes.as_chunks_mut::<N>();
+    out.iter_mut().zip(values).for_each(|(out, x)| *out = of(x.to_f32()));
 }
 
 #[cfg(test)]

@@ -50,6 +50,12 @@ impl Summing {
         self.hasher.update(bytes);
     }
 
+    /// Adds what follows, of which only the sum is known.
+    pub(super) fn join(&mut self, next: Sum) {
+        self.bytes += next.bytes;
+        self.hasher.combine(&Hasher::new_with_initial_len(next.crc32, next.bytes));
+    }
+
     pub(super) fn sum(&self) -> Sum {
         Sum { bytes: self.bytes, crc32: self.hasher.clone().finalize() }
     }
@@ -68,6 +74,12 @@ mod tests {
         summing.add(b"56789");
         let known = Sum { bytes: 9, crc32: 0xcbf4_3926 };
         assert_eq!(summing.sum(), known);
+        let [mut joined, mut rest] = [Summing::default(), Summing::default()];
+        joined.add(b"12");
+        rest.add(b"3456789");
+        joined.join(Summing::default().sum());
+        joined.join(rest.sum());
+        assert_eq!(joined.sum(), known);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"123456789").unwrap();
         assert_eq!(Sum::of_file(file.path()).unwrap(), known);

@@ -1,27 +1,21 @@
 //! The whole state of a training, out of one trainer and into another that may have other ranks and another stage.
 //!
-//! What leaves is told in the order of tensors, which no division of the model changes, and comes to rank 0 piece by piece from
-//! whoever owns it; what enters, each rank takes its own part of.
+//! What leaves, each rank shows its own part of, told by tensors and ranges of their elements, which no division of the model
+//! changes; what enters, each rank takes its own part of. So nothing of it has to be sent.
 
 use super::{Trainer, told_by};
 use crate::error::{Error, Result};
 use crate::hands::Meanwhile;
 use crate::kernels::FLOATS;
 use crate::params::Lent;
-use crate::plan::Home;
+use crate::plan::{Home, Plan};
 use crate::scaling::Scale;
 use crate::standing::Standing;
-use collectives::{Buffer, Float};
+use collectives::Float;
 use models::{TensorSpec, Weights};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The tag of pieces on their way.
-const PIECE: u32 = 0;
-/// Elements that are sent at least: shorter messages are copied on their way, for which the engine would take memory that
-/// nobody planned.
-const LEAST: usize = 1 << 12;
 
 /// What of a training's state goes on with it, besides the number of its steps: each as many f32 as there are parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,41 +43,36 @@ impl fmt::Display for Kept {
     }
 }
 
-/// Where exported state goes: as [`Sink`](crate::Sink), of f32.
-pub type StateSink<'a> = dyn FnMut(&TensorSpec, &[f32]) -> std::result::Result<(), String> + 'a;
+/// Where exported state goes: is shown a range of a tensor's elements.
+pub type StateSink<'a> = dyn FnMut(&TensorSpec, Range<usize>, &[f32]) -> std::result::Result<(), String> + 'a;
 
 /// Where it comes from: fills a range of a tensor's elements.
 pub type StateSource<'a> =
     dyn FnMut(Kept, &TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
 
 impl<T: Float> Trainer<T> {
-    /// Shows `kept` of every tensor in order to `sink`, its elements in order, one piece after the other. Every rank calls it
-    /// with the same `kept`; only rank 0's sink is shown anything, and what others pass is not called. The bits are the same
-    /// whatever the stage and the number of ranks. All go from unit to unit together; where the sink fails, it is shown no
-    /// more, but the others hear nothing of it, and another export or step may follow.
-    ///
-    /// A piece takes half a MiB meanwhile, which no account has, and travels as a message of the group under tag 0, of which
-    /// nobody may await another.
+    /// Shows this rank's part of `kept` to `sink`: of every tensor in order some range of its elements or none, one piece after
+    /// the other. Every rank calls it with the same `kept`, and each element is shown by one rank. Its bits are the same
+    /// whatever the stage and the number of ranks. All go from unit to unit together; where a sink fails, it is shown no more,
+    /// but the others hear nothing of it, and another export or step may follow.
     ///
     /// # Errors
     /// `sink` fails, which only its own rank says, a collective does, or [`restore`](Self::restore) has before.
-    pub fn export_state(&mut self, kept: Kept, sink: Option<&mut StateSink<'_>>) -> Result<()> {
+    pub fn export_state(&mut self, kept: Kept, sink: &mut StateSink<'_>) -> Result<()> {
         self.comm.progress()?;
         self.optimizer.check()?;
         let plan = Arc::clone(&self.plan);
-        let mut told = Told { sink: sink.filter(|_| plan.rank == 0), refused: None };
-        // Of f32 parameters without a master every rank holds or gathers all.
+        let mut told = Told { sink: Some(sink), refused: None };
+        // Without a master the parameters are f32 themselves.
         let parameters = kept == Kept::Weights && !plan.keeps_master();
-        // Which peers may read where it is.
-        let mut piece = self.comm.alloc_on_host::<f32>(FLOATS)?;
         for unit in 0..plan.layout.len() {
             if parameters {
                 self.params.gather(&plan, unit)?;
-                let shown = self.show_parameters(unit, &mut piece, &mut told);
+                let shown = self.show_parameters(unit, &mut told);
                 self.params.release(&plan, unit);
                 shown?;
             } else {
-                self.collect(kept, unit, &mut piece, &mut told)?;
+                self.show_state(kept, unit, &mut told)?;
             }
             // As in `export`: nobody waits longer for one who writes than a unit takes.
             self.comm.barrier()?;
@@ -91,63 +80,34 @@ impl<T: Float> Trainer<T> {
         told.refused.map_or(Ok(()), Err)
     }
 
-    /// Shows the parameters of a gathered unit.
-    fn show_parameters(
-        &mut self,
-        unit: usize,
-        piece: &mut Buffer<f32>,
-        told: &mut Told<'_, '_>,
-    ) -> Result<()> {
-        if told.sink.is_none() {
-            return Ok(());
-        }
-        for (tensor, spec) in self.model.units()[unit].tensors.iter().enumerate() {
-            let meanwhile = &Meanwhile::new(&self.comm);
-            let lent = Lent { plan: &self.plan, params: &self.params, meanwhile };
+    /// Shows this rank's part of the parameters of a gathered unit.
+    fn show_parameters(&mut self, unit: usize, told: &mut Told<'_, '_>) -> Result<()> {
+        let Trainer { model, comm, kernels, plan, params, .. } = self;
+        let mut wide = Vec::new();
+        for (tensor, spec) in model.units()[unit].tensors.iter().enumerate() {
+            let meanwhile = &Meanwhile::new(comm);
+            let lent = Lent { plan, params, meanwhile };
             let all = lent.tensor(unit, tensor);
-            for start in (0..all.len()).step_by(FLOATS) {
-                let values = self.kernels.elements(all.slice(start..all.len().min(start + FLOATS)))?;
-                let piece = &mut piece.host_mut()[..values.len()];
-                piece.iter_mut().zip(values).for_each(|(wide, x)| *wide = x.to_f32());
-                told.tell(spec, piece);
+            for piece in plan.shown(unit, tensor) {
+                let values = kernels.elements(all.slice(piece.of_tensor.clone()))?;
+                wide.clear();
+                wide.extend(values.iter().map(|x| x.to_f32()));
+                told.tell(spec, piece.of_tensor, &wide);
             }
         }
         Ok(())
     }
 
-    /// Shows the optimizer's state of a unit, which comes from whoever has it.
-    fn collect(
-        &mut self,
-        kept: Kept,
-        unit: usize,
-        piece: &mut Buffer<f32>,
-        told: &mut Told<'_, '_>,
-    ) -> Result<()> {
-        let Trainer { model, comm, kernels, plan, optimizer, .. } = self;
+    /// Shows this rank's part of the optimizer's state of a unit.
+    fn show_state(&mut self, kept: Kept, unit: usize, told: &mut Told<'_, '_>) -> Result<()> {
+        let Trainer { model, kernels, plan, optimizer, .. } = self;
         for (tensor, spec) in model.units()[unit].tensors.iter().enumerate() {
-            let (b, place) = plan.layout[unit].locate(tensor);
-            let bucket = plan.layout[unit].bucket(b);
-            let mut start = place.start;
-            while start < place.end {
-                let (owner, owned) = match plan.config.stage.shards_optimizer {
-                    true => (start / bucket.shard_len(), bucket.shard(start / bucket.shard_len())),
-                    false => (0, 0..bucket.len()),
-                };
-                let end = place.end.min(owned.end).min(start + FLOATS);
-                if owner == plan.rank {
-                    let all = optimizer.kept(kept, unit, b).expect("state that this configuration has");
-                    let values = kernels.floats(all.slice(start - owned.start..end - owned.start))?;
-                    piece.host_mut()[..values.len()].copy_from_slice(values);
-                }
-                // Nobody else wants it: of many ranks each would take the whole state.
-                let sent = 0..LEAST.max(end - start);
-                match (owner, plan.rank) {
-                    (1.., 0) => comm.recv(piece.view_mut().slice(sent), owner, PIECE)?,
-                    (1.., rank) if rank == owner => comm.send(piece.view().slice(sent), 0, PIECE)?,
-                    _ => {}
-                }
-                told.tell(spec, &piece.host()[..end - start]);
-                start = end;
+            let (bucket, _) = plan.layout[unit].locate(tensor);
+            let owned = plan.owned(unit, bucket).start;
+            for Shown { of_bucket, of_tensor } in plan.shown(unit, tensor) {
+                let all = optimizer.kept(kept, unit, bucket).expect("state that this configuration has");
+                let values = kernels.floats(all.slice(of_bucket.start - owned..of_bucket.end - owned))?;
+                told.tell(spec, of_tensor, values);
             }
         }
         Ok(())
@@ -231,6 +191,30 @@ impl<T: Float> Trainer<T> {
     }
 }
 
+/// A piece of a tensor, as it lies in its bucket and in itself.
+struct Shown {
+    of_bucket: Range<usize>,
+    of_tensor: Range<usize>,
+}
+
+impl Plan {
+    /// The part of a tensor that lies in this rank's shard, piece by piece.
+    fn shown(&self, unit: usize, tensor: usize) -> impl Iterator<Item = Shown> + use<> {
+        let (bucket, place) = self.layout[unit].locate(tensor);
+        let shard = self.shard(unit, bucket);
+        let (first, end) = (place.start.max(shard.start), place.end.min(shard.end));
+        (first..end).step_by(FLOATS).map(move |start| {
+            let of_bucket = start..end.min(start + FLOATS);
+            Shown { of_tensor: start - place.start..of_bucket.end - place.start, of_bucket }
+        })
+    }
+
+    /// How many elements of each [`Kept`] a rank shows in an [export](Trainer::export_state) at most.
+    pub fn shown_at_most(&self) -> usize {
+        self.buckets().map(|(unit, bucket)| self.layout[unit].bucket(bucket).shard_len()).sum()
+    }
+}
+
 /// Who is shown state, until it refuses.
 struct Told<'a, 'b> {
     sink: Option<&'a mut StateSink<'b>>,
@@ -238,9 +222,9 @@ struct Told<'a, 'b> {
 }
 
 impl Told<'_, '_> {
-    fn tell(&mut self, spec: &TensorSpec, values: &[f32]) {
+    fn tell(&mut self, spec: &TensorSpec, range: Range<usize>, values: &[f32]) {
         let Some(sink) = self.sink.as_mut() else { return };
-        if let Err(why) = sink(spec, values) {
+        if let Err(why) = sink(spec, range, values) {
             self.refused = Some(Error::Export { tensor: spec.name.clone(), why });
             self.sink = None;
         }
