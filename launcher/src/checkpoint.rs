@@ -4,20 +4,22 @@
 //! shape, and `training.json`: the step, the settings that it was made with, and the sums of all files. It comes under that
 //! name whole, and those before it that are not to stay go only then.
 
+mod claim;
 mod command;
-mod leaving;
 mod pen;
 mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
+mod worker;
 mod writing;
 
+pub use claim::{Claim, clean};
 pub use command::checkpoint;
-pub use leaving::Leaving;
 pub use seen::check_seen;
 pub use state::State;
-pub use writing::{Writing, Written, copied_state};
+pub use worker::Worker;
+pub use writing::{Lead, Writing, Written, copied_state, settle};
 
 use crate::args::TrainArgs;
 use crate::failure::{Failure, Result};
@@ -25,10 +27,8 @@ use crate::files;
 use crate::human;
 use collectives::DType;
 use models::hf;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use zero::Kept;
@@ -305,57 +305,6 @@ fn number(name: &str) -> Option<usize> {
 fn is_unfinished(name: &str) -> bool {
     let step = name.strip_prefix(UNFINISHED[0]).and_then(|rest| rest.strip_suffix(UNFINISHED[1]));
     step.is_some_and(|step| step.parse::<usize>().is_ok())
-}
-
-/// A directory of checkpoints that no other run writes to.
-pub struct Claim {
-    /// Locked as long as it is open; none where a file system locks no directories.
-    lock: Option<File>,
-}
-
-impl Claim {
-    /// Of a directory, which is made if it is not there.
-    ///
-    /// # Errors
-    /// Another run writes there, or the system's refusal.
-    pub fn of(dir: &Path) -> Result<Claim> {
-        let refuse =
-            |why: &dyn std::fmt::Display| Failure::usage(format!("--checkpoint {}: {why}", dir.display()));
-        let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
-        fs::create_dir_all(dir).map_err(|e| refuse(&e))?;
-        // What comes into it has a name only as long as it has.
-        missing
-            .into_iter()
-            .try_for_each(|made| hf::sync_dir(models::parent(made)))
-            .map_err(|e| refuse(&e))?;
-        let open = File::open(dir).map_err(|e| refuse(&e))?;
-        match flock(&open, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Claim { lock: Some(open) }),
-            Err(Errno::WOULDBLOCK) => {
-                Err(refuse(&"another run writes there: wait for its end, or name another directory"))
-            }
-            Err(_) => Ok(Claim { lock: None }),
-        }
-    }
-
-    /// Removes what a run has left that ended in the midst of a checkpoint. Where there are no locks it may be one under way,
-    /// and goes only when the next is begun.
-    fn clean(&self, dir: &Path) {
-        if self.lock.is_some() {
-            remove_unfinished(dir);
-        }
-    }
-}
-
-/// Removes what a run has left that ended in the midst of a checkpoint.
-///
-/// # Errors
-/// Another run writes there, or the system's refusal.
-pub fn clean(dir: &Path) -> Result<()> {
-    if dir.is_dir() {
-        Claim::of(dir)?.clean(dir);
-    }
-    Ok(())
 }
 
 /// Removes what was begun by who cannot go on with it, as far as it can be removed.

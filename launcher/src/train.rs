@@ -7,7 +7,7 @@ pub mod stop;
 mod trace;
 
 use crate::agree;
-use crate::checkpoint::{self, Claim, Leaving, Writing};
+use crate::checkpoint::{self, Lead, Worker, Writing};
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
@@ -26,6 +26,7 @@ use models::tokens::Windows;
 use serde_json::json;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trace::Tracing;
 use zero::{Ledger, Memory, Step, Trainer};
@@ -92,7 +93,7 @@ struct Run<'a, T: Float> {
     /// Rank 0's, as the rest up to the account.
     record: Record,
     progress: Progress,
-    companions: Companions,
+    companions: Arc<Companions>,
     account: RankReport,
     predicted: Memory,
     pace: Pace,
@@ -106,11 +107,10 @@ struct Run<'a, T: Float> {
     tried: usize,
     /// The one that is under way, and where this rank's part of one is copied to.
     writing: Option<Writing<'a>>,
-    /// What the last one took the place of.
-    leaving: Leaving,
+    /// What writes it, and rank 0's share in that.
+    worker: Option<Worker>,
+    lead: Option<Lead>,
     copy: Option<Buffer<f32>>,
-    /// Rank 0's, of the directory of checkpoints.
-    _claim: Option<Claim>,
     last: Step,
     validation: Option<f64>,
     /// What it ends with before its time is not that its weights are worth less.
@@ -124,13 +124,21 @@ impl<'a, T: Float> Run<'a, T> {
         let lead = me == 0;
         // Before anything is written anew.
         let companions = if plan.keeps() && lead { save::companions(plan)? } else { Companions::default() };
-        let claim = match &plan.checkpoints {
-            Some(checkpoints) if lead => Some(checkpoints.claim()?),
+        let companions = Arc::new(companions);
+        let writer = match &plan.checkpoints {
+            Some(checkpoints) if lead => {
+                let claim = Arc::new(Mutex::new(checkpoints.claim()?));
+                Some(Lead { claim, companions: Arc::clone(&companions) })
+            }
             _ => None,
         };
-        if let Some(checkpoints) = &plan.checkpoints {
-            checkpoint::check_seen(&checkpoints.dir, &comm)?;
-        }
+        let worker = match &plan.checkpoints {
+            Some(checkpoints) => {
+                checkpoint::check_seen(&checkpoints.dir, &comm)?;
+                Some(Worker::start()?)
+            }
+            None => None,
+        };
         // Rank 0 writes them, and all know whether it does.
         let hosts = match &plan.metrics {
             Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
@@ -156,7 +164,12 @@ impl<'a, T: Float> Run<'a, T> {
         let ledger = trainer.ledger();
         let account = plan.zero.placement.of_host(&ledger.workspace, &ledger.host);
         let copy = match plan.checkpoints.as_ref().filter(|checkpoints| checkpoints.beside) {
-            Some(_) => Some(Buffer::try_zeroed(checkpoint::copied_state(trainer.plan()))?.booked(account)),
+            Some(_) => {
+                let mut room = Buffer::try_zeroed(checkpoint::copied_state(trainer.plan()))?.booked(account);
+                // Or its pages would come with the first copy.
+                room.host_mut().fill(0.0);
+                Some(room)
+            }
             None => None,
         };
         let tracing = match &plan.traced {
@@ -195,9 +208,9 @@ impl<'a, T: Float> Run<'a, T> {
             kept: plan.made_before(),
             tried: plan.made_before(),
             writing: None,
-            leaving: Leaving::default(),
+            worker,
+            lead: writer,
             copy,
-            _claim: claim,
             last: Step::default(),
             validation: None,
             sound: false,

@@ -2,12 +2,13 @@
 
 use crate::bench;
 use crate::disks::CARAVAN;
-use harness::{Bench, ENDLESS, Outcome, is_root, json_lines, signal, skip};
+use harness::{Bench, ENDLESS, Outcome, cxx, is_root, json_lines, signal, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 const TRAIN: &str = "train --model nano --data text.txt --seq 16 --micro-batch 1 --sample 0 --quiet --metrics m.jsonl --checkpoint-every 2";
 
@@ -187,4 +188,59 @@ fn a_run_that_is_asked_to_end_keeps_its_last_step() {
         bench.run("checkpoint c --verify").success();
         bench.nothing_left();
     }
+}
+
+/// Whoever waits for a disk is a thread, and ranks that would wait for it longer than they wait for each other do not.
+#[test]
+fn a_slow_disk_is_no_silent_rank() {
+    let bench = bench();
+    let Some(cxx) = cxx("a slow disk") else { return };
+    bench.text("text.txt", 3000);
+    let slow = "#include <sys/syscall.h>\n#include <unistd.h>\n\
+                extern \"C\" int fsync(int file) { usleep(500000); return syscall(SYS_fsync, file); }\n";
+    bench.file("slow.cpp", slow);
+    let made = Command::new(cxx)
+        .current_dir(bench.path(""))
+        .args(["-shared", "-fPIC", "-o", "slow.so", "slow.cpp"])
+        .status();
+    assert!(made.unwrap().success());
+    // The first beside a step, and the last while the run stands still.
+    let train =
+        TRAIN.replace("--metrics m.jsonl --checkpoint-every 2", "--checkpoint-every 1 --checkpoint-async");
+    let mut command = bench.command(&format!("{train} --ranks 2 --steps 2 --checkpoint c --call-timeout 2"));
+    command.env("LD_PRELOAD", bench.path("slow.so"));
+    let outcome = bench.outcome(&mut command);
+    // Rank 0 alone waits for a dozen each time.
+    assert!(outcome.took > Duration::from_secs(8), "{outcome:?}");
+    outcome.success();
+    bench.run("checkpoint c --verify").success();
+    bench.nothing_left();
+}
+
+/// As somebody does who has not seen that it is in use.
+#[test]
+fn a_directory_that_is_moved_away_is_made_anew() {
+    let bench = bench();
+    let has_state = |dir: &str| {
+        fs::read_dir(bench.path(dir)).is_ok_and(|mut dir| {
+            dir.any(|entry| entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("step-")))
+        })
+    };
+    let line = format!("{ENDLESS} --ranks 2 --checkpoint c --checkpoint-every 3 --quiet");
+    let run = bench.endless(bench.command(&line));
+    let run = bench.until(run, "it has a checkpoint", || has_state("c"));
+    fs::rename(bench.path("c"), bench.path("aside")).unwrap();
+    let run = bench.until(run, "it has another", || has_state("c"));
+    bench
+        .run(&format!("{TRAIN} --steps 2 --checkpoint c --resume"))
+        .refusal(2, &["another run writes there"]);
+    signal(run.id(), Signal::TERM);
+    let told = bench.finish(run);
+    assert!(
+        [Some(143), Some(1)].contains(&told.code)
+            && told.stderr.contains("--resume goes on from c after step "),
+        "{told:?}"
+    );
+    bench.run("checkpoint c --verify").success();
+    bench.nothing_left();
 }

@@ -117,6 +117,15 @@ impl<T: Float> Params<T> {
         }
     }
 
+    /// This rank's shard of a bucket, between passes.
+    pub fn shard(&self, plan: &Plan, unit: usize, bucket: usize) -> View<'_, T> {
+        match &self.units[unit][bucket] {
+            State::Whole(whole) => whole.view().slice(plan.shard(unit, bucket)),
+            State::Shard(shard) => shard.view(),
+            _ => unreachable!("parameters are shown between passes"),
+        }
+    }
+
     /// This rank's shard of the bucket has changed: tells the ranks that hold it whole.
     pub fn publish(&mut self, unit: usize, bucket: usize) -> Result<()> {
         let state = &mut self.units[unit][bucket];

@@ -23,6 +23,9 @@ pub fn check_seen(dir: &Path, comm: &Communicator) -> Result<()> {
     }
     comm.broadcast(&mut mark[..], 0)?;
     let place = pen_place(dir, mark[0] as usize);
+    if !place.is_dir() {
+        look_anew(dir);
+    }
     let blind = if place.is_dir() { String::new() } else { host_name() };
     let blind = agree::exchange(comm, &blind)?;
     if lead {
@@ -37,4 +40,17 @@ pub fn check_seen(dir: &Path, comm: &Communicator) -> Result<()> {
             comm.job_rank(rank)
         )))
     })
+}
+
+/// Has a host forget that something is not there: over NFS it remembers that for half a minute, and a run has looked before rank 0
+/// made it. Who would make it is told.
+fn look_anew(dir: &Path) {
+    if dir.is_dir() {
+        return;
+    }
+    look_anew(models::parent(dir));
+    if fs::create_dir(dir).is_ok() {
+        // It was not, and is not to be here alone.
+        let _ = fs::remove_dir(dir);
+    }
 }

@@ -1,13 +1,13 @@
 //! Checkpoints of one rank, and what a file system may do to them.
 
-use super::pen::Pen;
+use super::pen::{Pen, take_away_before};
 use super::*;
 use crate::device;
 use crate::plan::TrainPlan;
 use crate::plan::tests::plan;
-use crate::save::Companions;
 use collectives::Communicator;
 use models::Error;
+use std::sync::{Arc, Mutex};
 use zero::{Ledger, Standing, Trainer};
 
 fn nano() -> TrainPlan {
@@ -38,14 +38,25 @@ fn written(dir: &Path, steps: u64) {
 }
 
 fn write(trainer: &mut Trainer<f32>, plan: &TrainPlan, checkpoints: &Checkpoints) {
-    let comm = trainer.comm().clone();
-    let mut writing = Writing::begin(trainer, plan, checkpoints, &Companions::default(), true, None).unwrap();
+    let (comm, worker) = (trainer.comm().clone(), Worker::start().unwrap());
+    let claim = Arc::new(Mutex::new(Claim::of(&checkpoints.dir).unwrap()));
+    let lead = Lead { claim, companions: Arc::default() };
+    let whose = (Some(&lead), &worker);
+    let mut writing = Writing::begin(trainer, (plan, checkpoints), whose, (true, 0), (false, None)).unwrap();
     let written = loop {
-        if let Some(written) = writing.end(&comm, true).unwrap() {
+        if let Some(written) = writing.end(&comm, &worker, true).unwrap() {
             break written;
         }
     };
+    worker.rest();
     assert!(written.whole && written.refused.is_none() && written.remark.is_none());
+}
+
+/// What gives the state after so many steps its name.
+fn pen(plan: &TrainPlan, checkpoints: &Checkpoints, steps: u64) -> Pen {
+    let claim = Arc::new(Mutex::new(Claim::of(&checkpoints.dir).unwrap()));
+    let standing = Standing { steps, ..Standing::default() };
+    Pen::new(plan, checkpoints, claim, (standing, true), 0)
 }
 
 /// What lies in a directory, in order.
@@ -69,31 +80,16 @@ fn a_checkpoint_whose_name_may_not_last_is_there_beside_those_before() {
     fs::rename(dir.join("others/step-3"), dir.join("step-3")).unwrap();
     fs::remove_dir(dir.join("others")).unwrap();
     let here = keeping(1, dir);
-    let mut pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
+    let mut pen = pen(&nano(), &here, 4);
     let remark = pen.take_place(|dir| Err(Error::system("sync", dir, "Input/output error")));
     let remark = remark.unwrap().remark.expect("a remark");
     assert!(remark.starts_with("the state after step 4 is here, but its name may not survive"), "{remark}");
     assert!(remark.ends_with("Input/output error"), "{remark}");
     assert_eq!(there(dir), ["step-3", "step-4"]);
+    drop(pen);
     // With the next that lasts they go.
     written(dir, 5);
     assert_eq!(there(dir), ["step-5"]);
-}
-
-#[test]
-fn what_may_be_another_run_s_is_taken_away_only_under_a_lock() {
-    let home = tempfile::tempdir().unwrap();
-    let dir = home.path();
-    fs::create_dir(pen_place(dir, 7)).unwrap();
-    Claim { lock: None }.clean(dir);
-    assert_eq!(there(dir), [".step-7.unfinished"]);
-    let held = Claim::of(dir).unwrap();
-    let refused = clean(dir).unwrap_err().to_string();
-    assert!(refused.contains("another run writes there"), "{refused}");
-    assert_eq!(there(dir), [".step-7.unfinished"]);
-    drop(held);
-    clean(dir).unwrap();
-    assert!(there(dir).is_empty());
 }
 
 #[test]
@@ -105,10 +101,31 @@ fn a_checkpoint_of_which_a_part_is_gone_takes_the_place_of_none() {
     fs::create_dir(dir.join("step-3")).unwrap();
     fs::remove_file(pen_place(dir, 4).join("first_moments/model.safetensors")).unwrap();
     let here = keeping(1, dir);
-    let mut pen = Pen::new(&here, Standing { steps: 4, ..Standing::default() }, true);
-    let why = pen.take_place(|_| Ok(())).err().expect("a refusal").to_string();
+    let mut pen = pen(&nano(), &here, 4);
+    let why = pen.take_place(|_| Ok(())).unwrap_err().to_string();
     assert!(why.contains("first_moments"), "{why}");
     assert_eq!(there(dir), [".step-4.unfinished", "step-3"]);
+}
+
+/// It would be half a state under a whole one's name.
+#[test]
+fn a_state_whose_name_cannot_be_taken_stays_whole_and_is_told_of() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    written(dir, 3);
+    written(dir.join("others").as_path(), 4);
+    fs::rename(dir.join("others/step-4"), dir.join("step-4")).unwrap();
+    fs::remove_dir(dir.join("others")).unwrap();
+    // Nothing takes the place of what is not empty.
+    fs::create_dir_all(pen_place(dir, 3).join("another")).unwrap();
+    let named = take_away_before(dir, 1, 4);
+    let remark = named.remark.expect("a remark");
+    assert!(remark.starts_with("the state after step 3, which was to go, stays: "), "{remark}");
+    assert!(named.going.is_empty() && dir.join("step-3").join(TRAINING).is_file());
+    fs::remove_dir_all(pen_place(dir, 3)).unwrap();
+    let named = take_away_before(dir, 1, 4);
+    assert_eq!((named.remark, named.going), (None, vec![pen_place(dir, 3)]));
+    assert_eq!(there(dir), [".step-3.unfinished", "step-4"]);
 }
 
 /// Or a training would begin anew where it has come far.

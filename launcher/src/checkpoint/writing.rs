@@ -1,25 +1,41 @@
 //! Writing a checkpoint: each rank its own part, at once or beside the next steps, from a copy of it.
+//!
+//! Rank 0 makes the files, each rank writes its part, and rank 0 gives it its name. Whoever waits for a disk is a thread: the
+//! ranks only ask each other whether all have come so far.
 
-use super::pen::{Attempt, Named, Pen};
-use super::{Checkpoints, Leaving, name, pen_place};
+use super::claim::Claim;
+use super::pen::{self, Attempt, Named, Pen, take_away_before};
+use super::worker::{Task, Worker};
+use super::{Checkpoints, name, pen_place};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::plan::TrainPlan;
 use crate::save::Companions;
 use collectives::{Buffer, Communicator, Float, ReduceOp};
-use models::hf::{Part, Parts, Piece, SaveOptions};
+use models::hf::{Part, Parts, Piece, SaveOptions, sync_dir};
+use std::mem;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use zero::{Kept, Trainer};
 
-/// How long a rank waits for its own part before all ask each other again, so that nobody waits longer for a rank that waits for
-/// a disk.
+/// How long a rank waits for its thread before all ask each other again.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Of the state: the weights and both moments.
 type Each<T> = [T; Kept::ALL.len()];
+/// What came of something, or why not.
+type Outcome<T> = std::result::Result<T, String>;
+/// What a thread does, what it gives back in any case, and what comes of it.
+type Job<A, B> = Task<(A, Outcome<B>)>;
+
+/// What rank 0 has for writing them, and nobody else.
+pub struct Lead {
+    /// Its directory.
+    pub claim: Arc<Mutex<Claim>>,
+    /// What goes with the weights.
+    pub companions: Arc<Companions>,
+}
 
 /// What came of writing a checkpoint. The ranks stand together then, and the one before is there where it is not.
 pub struct Written {
@@ -31,132 +47,193 @@ pub struct Written {
     pub refused: Option<Failure>,
     /// On rank 0, what has to be said of one that is there.
     pub remark: Option<String>,
-    /// On rank 0, what it takes the place of.
-    pub leaving: Leaving,
     /// Where the state was copied to.
     pub copy: Option<Buffer<f32>>,
 }
 
 /// A checkpoint on its way to the disk. All ranks have it at once, and ask together how far it is.
 pub struct Writing<'a> {
-    plan: &'a TrainPlan,
     checkpoints: &'a Checkpoints,
     step: usize,
     parts: Each<Parts>,
-    /// Rank 0's.
-    pen: Option<Pen<'a>>,
-    /// What comes of this rank's part,
-    thread: Receiver<Mine>,
-    /// once it has come.
-    mine: Option<Mine>,
+    /// Rank 0's, unless its thread has it.
+    pen: Option<Pen>,
+    /// What is copied, until there are files for it.
+    own: Option<Own>,
+    /// Where it was copied to, once it is written.
+    copy: Option<Buffer<f32>>,
+    stage: Stage,
 }
 
-/// What came of a rank's part, and where it was copied to.
-type Mine = (Outcome, Option<Buffer<f32>>);
-/// The pieces of it, or why there are no more.
-type Outcome = std::result::Result<Each<Vec<Piece>>, String>;
+enum Stage {
+    /// Rank 0 makes the files.
+    Begun(Job<Option<Pen>, ()>),
+    /// They are there.
+    Open,
+    /// Each rank writes its part.
+    Written(Job<Option<Buffer<f32>>, Each<Vec<Piece>>>),
+    /// Rank 0 gives it its name.
+    Named(Job<(), Named>),
+    /// It has it, or some rank was refused something.
+    Over(Outcome<Named>),
+}
 
 impl<'a> Writing<'a> {
-    /// Begins to write the state of a training after its last step, and whether it was `evaluated` there: from where it is, or,
-    /// so that the training can go on meanwhile, from a `copy` of this rank's part. What is refused is told at its
-    /// [end](Self::end).
+    /// Begins to write the state of a training after its last step, and whether it was `evaluated` there: from where it is,
+    /// waiting for the files, or `beside` the next steps, from a copy of this rank's part that is made now, where there is room.
+    /// The last one was that after step `before`. What is refused is told at its [end](Self::end).
     ///
     /// # Errors
     /// Another rank fails.
     pub fn begin<T: Float>(
         trainer: &mut Trainer<T>,
-        plan: &'a TrainPlan,
-        checkpoints: &'a Checkpoints,
-        companions: &Companions,
-        evaluated: bool,
-        copy: Option<Buffer<f32>>,
+        (plan, checkpoints): (&'a TrainPlan, &'a Checkpoints),
+        (lead, worker): (Option<&Lead>, &Worker),
+        (evaluated, before): (bool, usize),
+        (beside, room): (bool, Option<Buffer<f32>>),
     ) -> Result<Self> {
         let standing = trainer.standing();
         let step = standing.steps as usize;
-        let parts = parts(plan, checkpoints, companions, step)?;
-        let mut pen = (trainer.comm().rank() == 0).then(|| Pen::new(checkpoints, standing, evaluated));
-        let begun = pen.as_mut().map_or(Ok(()), |pen| begin(pen, &parts, companions));
-        let (tell, thread) = channel();
-        let mut writing = Writing { plan, checkpoints, step, parts, pen, thread, mine: None };
-        // Nobody else opens what is not there yet.
-        let mut refused = [u8::from(begun.is_err())];
-        trainer.comm().all_reduce_in_place(&mut refused[..], ReduceOp::Max)?;
-        if refused != [0] {
-            let mine = begun.map(|()| Default::default()).map_err(|e| e.to_string());
-            writing.mine = Some((mine, copy));
+        // Whatever shape is trained goes on from it; that transformers loads the weights, too, is no condition.
+        let remarks = lead.map(|lead| lead.companions.remarks()).unwrap_or_default();
+        let options = SaveOptions { remarks, for_transformers: false, ..SaveOptions::default() };
+        let place = pen_place(&checkpoints.dir, step);
+        let of =
+            |kept| Parts::plan(&place.join(name(kept)), &plan.model.config, &options).map_err(Failure::run);
+        let [weights, first, second] = Kept::ALL.map(of);
+        let parts = [weights?, first?, second?];
+        let begun = match lead {
+            Some(Lead { claim, companions }) => {
+                let standing = (standing, evaluated);
+                let mut pen = Pen::new(plan, checkpoints, Arc::clone(claim), standing, before);
+                let (parts, companions) = (parts.clone(), Arc::clone(companions));
+                worker.give(move || match begin(&mut pen, &parts, &companions) {
+                    Ok(()) => (Some(pen), Ok(())),
+                    Err(e) => (None, Err(e.to_string())),
+                })
+            }
+            None => Task::done((None, Ok(()))),
+        };
+        let stage = Stage::Begun(begun);
+        let mut writing = Writing { checkpoints, step, parts, pen: None, own: None, copy: None, stage };
+        while !beside && matches!(writing.stage, Stage::Begun(_)) {
+            writing.go_on(trainer.comm(), worker, true)?;
+        }
+        if let Stage::Over(_) = writing.stage {
             return Ok(writing);
         }
-        let mut mine = Own {
-            parts: writing.parts.each_ref().map(Parts::part),
-            copied: copy.map(|room| Copied { room, used: 0, ranges: Vec::new() }),
-        };
-        let mut refused = None;
-        for kept in Kept::ALL {
-            trainer.export_state(kept, &mut |spec, range, values| {
-                // After a refusal the others are still accompanied through the rest.
-                if refused.is_some() {
-                    return Ok(());
-                }
-                refused = match values.iter().all(|value| value.is_finite()) {
-                    true => mine.take(kept, &spec.name, range, values).err().map(|e| e.to_string()),
-                    // Nothing goes on from that.
-                    false => Some(format!("{kept} of {} after step {step} are not all finite", spec.name)),
-                };
-                Ok(())
-            })?;
-        }
-        // Nobody hears of it where the run has ended.
-        let work = move || drop(tell.send(mine.finish(refused)));
-        if let Err(e) = thread::Builder::new().name("checkpoint".into()).spawn(work) {
-            writing.mine = Some((Err(format!("no thread can be started to write it: {e}")), None));
+        let own = writing.export(trainer, beside, room)?;
+        match beside {
+            true => writing.own = Some(own),
+            false => writing.stage = Stage::Written(worker.give(|| own.finish())),
         }
         Ok(writing)
     }
 
-    /// What came of it, once all ranks have written their parts; all ask together, and `wait` a moment for that or do not.
+    /// This rank's part, written or copied.
+    fn export<T: Float>(
+        &self,
+        trainer: &mut Trainer<T>,
+        beside: bool,
+        room: Option<Buffer<f32>>,
+    ) -> Result<Own> {
+        // The thread that had it has ended.
+        let lost = (beside && room.is_none()).then(|| "the room for a copy is lost".to_owned());
+        let mut own = Own {
+            parts: self.parts.each_ref().map(Parts::part),
+            copied: room.map(|room| Copied { room, used: 0, ranges: Vec::new() }),
+            refused: lost,
+        };
+        for kept in Kept::ALL {
+            trainer.export_state(kept, &mut |spec, range, values| {
+                // After a refusal the others are still accompanied through the rest.
+                if own.refused.is_none() {
+                    own.refused = match values.iter().all(|value| value.is_finite()) {
+                        true => own.take(kept, &spec.name, range, values).err().map(|e| e.to_string()),
+                        // Nothing goes on from that.
+                        false => Some(format!(
+                            "{kept} of {} after step {} are not all finite",
+                            spec.name, self.step
+                        )),
+                    };
+                }
+                Ok(())
+            })?;
+        }
+        Ok(own)
+    }
+
+    /// What came of it, once it has its name or was refused; all ask together, and `wait` a moment for each other's threads or do
+    /// not.
     ///
     /// # Errors
     /// Another rank fails.
-    pub fn end(&mut self, comm: &Communicator, wait: bool) -> Result<Option<Written>> {
-        if self.mine.is_none() {
-            self.mine = match self.thread.recv_timeout(if wait { PATIENCE } else { Duration::ZERO }) {
-                Ok(mine) => Some(mine),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => {
-                    Some((Err("the thread that writes it has ended".into()), None))
-                }
-            };
-        }
-        let refused = self.mine.as_ref().is_some_and(|(outcome, _)| outcome.is_err());
-        let mut any = [self.mine.is_none(), refused].map(u8::from);
-        comm.all_reduce_in_place(&mut any[..], ReduceOp::Max)?;
-        let [writes, refused] = any.map(|flag| flag > 0);
-        if writes {
-            return Ok(None);
-        }
-        let Some((outcome, copy)) = self.mine.take() else { return Ok(None) };
-        let finished = match outcome {
-            Ok(pieces) if !refused => self.finish(comm, &pieces)?,
-            outcome => Err(told_by(comm, &outcome.err().unwrap_or_default())?.into()),
-        };
-        // What is not whole goes.
-        let lead = self.pen.take().is_some();
-        let mut lost = [u8::from(finished.is_err())];
-        comm.all_reduce_in_place(&mut lost[..], ReduceOp::Max)?;
+    pub fn end(&mut self, comm: &Communicator, worker: &Worker, wait: bool) -> Result<Option<Written>> {
+        self.go_on(comm, worker, wait)?;
+        let Stage::Over(outcome) = &mut self.stage else { return Ok(None) };
         let said =
             |why: &dyn std::fmt::Display| format!("--checkpoint {}: {why}", self.checkpoints.dir.display());
-        let whole = lost == [0];
-        let (refused, named) = match finished {
-            Ok(named) => (None, named),
-            Err(why) => (Some(Failure::run(said(&why))).filter(|_| lead), Named::default()),
+        let whole = outcome.is_ok();
+        let (named, refused) = match mem::replace(outcome, Ok(Named::default())) {
+            Ok(named) => (named, None),
+            Err(why) => (Named::default(), Some(said(&why))),
         };
-        let Named { remark, leaving } = named;
-        let remark = remark.map(|why| said(&why));
-        Ok(Some(Written { step: self.step, whole, refused, remark, leaving, copy }))
+        let Named { remark, going } = named;
+        if !going.is_empty() {
+            worker.give(move || pen::remove(&going));
+        }
+        let refused = refused.filter(|_| comm.rank() == 0).map(Failure::run);
+        let (remark, copy) = (remark.map(|why| said(&why)), self.copy.take());
+        Ok(Some(Written { step: self.step, whole, refused, remark, copy }))
     }
 
-    /// Gives it its name, by what all ranks have written: the inner error is rank 0's.
-    fn finish(&mut self, comm: &Communicator, mine: &Each<Vec<Piece>>) -> Result<Attempt<Named>> {
+    /// Asks once whether all ranks have come so far, and goes on with what is next if so.
+    fn go_on(&mut self, comm: &Communicator, worker: &Worker, wait: bool) -> Result<()> {
+        self.stage = match mem::replace(&mut self.stage, Stage::Open) {
+            Stage::Begun(task) => match ask(comm, task, wait)? {
+                Asked::Waits(task) => Stage::Begun(task),
+                Asked::Done(pen, outcome) => {
+                    self.pen = pen.flatten();
+                    match (outcome, self.own.take()) {
+                        (Err(why), own) => {
+                            self.copy = own.and_then(Own::room);
+                            Stage::Over(Err(why))
+                        }
+                        (Ok(()), Some(own)) => Stage::Written(worker.give(|| own.finish())),
+                        (Ok(()), None) => Stage::Open,
+                    }
+                }
+            },
+            Stage::Written(task) => match ask(comm, task, wait)? {
+                Asked::Waits(task) => Stage::Written(task),
+                Asked::Done(copy, outcome) => {
+                    self.copy = copy.flatten();
+                    match outcome {
+                        Ok(pieces) => Stage::Named(self.name(comm, worker, &pieces)?),
+                        Err(why) => Stage::Over(Err(why)),
+                    }
+                }
+            },
+            Stage::Named(task) => match ask(comm, task, wait)? {
+                Asked::Waits(task) => Stage::Named(task),
+                Asked::Done(_, outcome) => Stage::Over(outcome),
+            },
+            same @ (Stage::Open | Stage::Over(_)) => same,
+        };
+        if let Some(pen) = self.pen.take_if(|_| matches!(self.stage, Stage::Over(_))) {
+            // What is not whole goes.
+            worker.give(move || drop(pen));
+        }
+        Ok(())
+    }
+
+    /// Has rank 0 give it its name, by what all ranks have written.
+    fn name(
+        &mut self,
+        comm: &Communicator,
+        worker: &Worker,
+        mine: &Each<Vec<Piece>>,
+    ) -> Result<Job<(), Named>> {
         let mut sums = Vec::new();
         for ((kept, parts), mine) in Kept::ALL.into_iter().zip(&self.parts).zip(mine) {
             let packed: Vec<u64> = mine.iter().flat_map(|piece| piece.pack()).collect();
@@ -165,33 +242,30 @@ impl<'a> Writing<'a> {
                 sums.push((kept, parts.sums(pieces.map(|&piece| Piece::unpack(piece)).collect())));
             }
         }
-        let Some(pen) = &mut self.pen else { return Ok(Ok(Named::default())) };
-        let finish = || {
-            sums.into_iter().try_for_each(|(kept, sums)| sums.map(|sums| pen.tell(kept, sums)))?;
-            pen.finish(self.plan)
-        };
-        Ok(finish())
+        let Some(mut pen) = self.pen.take() else { return Ok(Task::done(((), Ok(Named::default())))) };
+        Ok(worker.give(move || {
+            let finish = || -> Attempt<Named> {
+                sums.into_iter().try_for_each(|(kept, sums)| sums.map(|sums| pen.tell(kept, sums)))?;
+                pen.finish()
+            };
+            ((), finish().map_err(|e| e.to_string()))
+        }))
     }
 }
 
-/// The directories of the state after a step.
-fn parts(
-    plan: &TrainPlan,
-    checkpoints: &Checkpoints,
-    companions: &Companions,
-    step: usize,
-) -> Result<Each<Parts>> {
-    // Whatever shape is trained goes on from it; that transformers loads the weights, too, is no condition.
-    let options =
-        SaveOptions { remarks: companions.remarks(), for_transformers: false, ..SaveOptions::default() };
-    let place = pen_place(&checkpoints.dir, step);
-    let of = |kept| Parts::plan(&place.join(name(kept)), &plan.model.config, &options).map_err(Failure::run);
-    let [weights, first, second] = Kept::ALL.map(of);
-    Ok([weights?, first?, second?])
+/// Takes away what is not to stay beside the state after `step`, if that lasts: a run that was killed as it gave the last one its
+/// name has left more, or one that was to keep more.
+pub fn settle(checkpoints: &Checkpoints, step: usize, worker: &Worker) {
+    let (dir, keep) = (checkpoints.dir.clone(), checkpoints.keep);
+    worker.give(move || {
+        if sync_dir(&dir).is_ok() {
+            pen::remove(&take_away_before(&dir, keep, step).going);
+        }
+    });
 }
 
-/// Makes them, with all but what ranks write.
-fn begin(pen: &mut Pen<'_>, parts: &Each<Parts>, companions: &Companions) -> Attempt<()> {
+/// Makes the directories, with all but what ranks write.
+fn begin(pen: &mut Pen, parts: &Each<Parts>, companions: &Companions) -> Attempt<()> {
     pen.begin()?;
     for (kept, parts) in Kept::ALL.into_iter().zip(parts) {
         let companions = if kept == Kept::Weights { companions.files() } else { &[] };
@@ -200,15 +274,38 @@ fn begin(pen: &mut Pen<'_>, parts: &Each<Parts>, companions: &Companions) -> Att
     Ok(())
 }
 
-/// Why some rank has not written its part: each says why it has not, if so.
-fn told_by(comm: &Communicator, why: &str) -> Result<String> {
-    let said = agree::exchange(comm, why)?;
+/// What ranks hear when they ask each other.
+enum Asked<A, B> {
+    /// Some thread is still at it.
+    Waits(Job<A, B>),
+    /// None is. What this rank's has given back, and what came of all.
+    Done(Option<A>, Outcome<B>),
+}
+
+/// Whether all ranks' threads are done with something, and if one was refused it, why.
+fn ask<A, B>(comm: &Communicator, mut task: Job<A, B>, wait: bool) -> Result<Asked<A, B>> {
+    let mine = task.result(if wait { PATIENCE } else { Duration::ZERO });
+    let refused = mine.is_some_and(|mine| mine.as_ref().is_none_or(|(_, outcome)| outcome.is_err()));
+    let mut any = [mine.is_none(), refused].map(u8::from);
+    comm.all_reduce_in_place(&mut any[..], ReduceOp::Max)?;
+    let [waits, refused] = any.map(|flag| flag > 0);
+    if waits {
+        return Ok(Asked::Waits(task));
+    }
+    let (held, outcome) = match task.take() {
+        Some((held, outcome)) => (Some(held), outcome),
+        None => (None, Err("the thread that writes checkpoints has ended".into())),
+    };
+    if !refused {
+        return Ok(Asked::Done(held, outcome));
+    }
+    let said = agree::exchange(comm, &outcome.err().unwrap_or_default())?;
     let first = said.into_iter().enumerate().find(|(_, why)| !why.is_empty());
-    Ok(match first {
-        Some((0, why)) => why,
-        Some((rank, why)) => format!("rank {}: {why}", comm.job_rank(rank)),
-        None => "a rank has not written its part".into(),
-    })
+    let why = match first {
+        Some((rank, why)) if rank > 0 => format!("rank {}: {why}", comm.job_rank(rank)),
+        first => first.map(|(_, why)| why).unwrap_or_default(),
+    };
+    Ok(Asked::Done(held, Err(why)))
 }
 
 /// Elements of the copies of this rank's part.
@@ -221,6 +318,8 @@ struct Own {
     parts: Each<Part>,
     /// What is still to be written to them, where it is copied first.
     copied: Option<Copied>,
+    /// Why there is no more of it.
+    refused: Option<String>,
 }
 
 /// A copy of it: the elements of ranges of weights, one after another.
@@ -247,16 +346,21 @@ impl Own {
         Ok(())
     }
 
-    /// Writes what is not yet written, unless something was `refused`, and brings all to the disk.
-    fn finish(mut self, refused: Option<String>) -> Mine {
-        let outcome = match refused {
-            None => self.write().and_then(|()| {
-                let [weights, first, second] = self.parts;
-                Ok([weights.finish()?, first.finish()?, second.finish()?])
-            }),
-            Some(why) => return (Err(why), self.copied.map(|copied| copied.room)),
+    /// Writes what is not yet written, and brings all to the disk.
+    fn finish(mut self) -> (Option<Buffer<f32>>, Outcome<Each<Vec<Piece>>>) {
+        let written = match self.refused.take() {
+            None => self.write().map_err(|e| e.to_string()),
+            Some(why) => Err(why),
         };
-        (outcome.map_err(|e| e.to_string()), self.copied.map(|copied| copied.room))
+        let [weights, first, second] = self.parts;
+        let finish = || Ok([weights.finish()?, first.finish()?, second.finish()?]);
+        let outcome = written.and_then(|()| finish().map_err(|e: models::Error| e.to_string()));
+        (self.copied.map(|copied| copied.room), outcome)
+    }
+
+    /// Where it was copied to.
+    fn room(self) -> Option<Buffer<f32>> {
+        self.copied.map(|copied| copied.room)
     }
 
     fn write(&mut self) -> models::Result<()> {

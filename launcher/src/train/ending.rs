@@ -2,7 +2,7 @@
 
 use super::trace::Tracing;
 use super::{Run, indent};
-use crate::checkpoint::{Leaving, Writing, Written};
+use crate::checkpoint::{self, Writing, Written};
 use crate::failure::{Failure, Result};
 use crate::printed;
 use crate::progress::Progress;
@@ -19,22 +19,20 @@ impl<T: Float> Run<'_, T> {
     pub(super) fn checkpoint(&mut self, beside: bool) -> Result<()> {
         let Some(checkpoints) = &self.plan.checkpoints else { return Ok(()) };
         self.await_checkpoint()?;
+        let Some(worker) = &self.worker else { return Ok(()) };
         if self.made == self.tried {
-            if self.trainer.comm().rank() == 0 {
-                // A run that was killed as it gave the last one its name has left more, or one that was to keep more.
-                drop(checkpoints.take_away_before(self.kept));
+            if self.lead.is_some() {
+                checkpoint::settle(checkpoints, self.kept, worker);
             }
             return Ok(());
         }
         let began = Instant::now();
         self.tried = self.made;
-        // The next may need its room.
-        self.leaving = Leaving::default();
         self.record.sync(&self.progress);
         let evaluated = self.validation.is_some();
-        let copy = if beside { self.copy.take() } else { None };
-        let (plan, companions) = (self.plan, &self.companions);
-        let writing = Writing::begin(&mut self.trainer, plan, checkpoints, companions, evaluated, copy)?;
+        let copy = (beside, self.copy.take_if(|_| beside));
+        let (plan, whose) = ((self.plan, checkpoints), (self.lead.as_ref(), worker));
+        let writing = Writing::begin(&mut self.trainer, plan, whose, (evaluated, self.kept), copy)?;
         self.writing = Some(writing);
         self.apart += began.elapsed();
         if beside { Ok(()) } else { self.await_checkpoint() }
@@ -42,20 +40,20 @@ impl<T: Float> Run<'_, T> {
 
     /// Waits for the checkpoint that is under way.
     fn await_checkpoint(&mut self) -> Result<()> {
-        let began = Instant::now();
         while self.writing.is_some() {
             self.ask_for_checkpoint(true)?;
         }
-        self.apart += began.elapsed();
         Ok(())
     }
 
     /// Says what came of the checkpoint that is under way, if it is over: all ranks ask together, and `wait` a moment or do not.
     pub(super) fn ask_for_checkpoint(&mut self, wait: bool) -> Result<()> {
-        let Some(writing) = &mut self.writing else { return Ok(()) };
-        let Some(written) = writing.end(self.trainer.comm(), wait)? else { return Ok(()) };
-        let Written { step, whole, refused, remark, leaving, copy } = written;
-        (self.writing, self.leaving) = (None, leaving);
+        let (Some(writing), Some(worker)) = (&mut self.writing, &self.worker) else { return Ok(()) };
+        let began = Instant::now();
+        let written = writing.end(self.trainer.comm(), worker, wait)?;
+        self.apart += began.elapsed();
+        let Some(Written { step, whole, refused, remark, copy }) = written else { return Ok(()) };
+        self.writing = None;
         self.copy = copy.or(self.copy.take());
         if let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| whole) {
             self.kept = step;
@@ -93,6 +91,7 @@ impl<T: Float> Run<'_, T> {
     /// What a run comes to, and what could not be recorded of it: for who reads that this rank waits, so that no other may wait
     /// for it any more.
     fn with_losses(&mut self, told: Failure) -> Failure {
+        self.rest();
         match (told, std::mem::take(&mut self.record).end()) {
             (told, Ok(())) => told,
             (told @ Failure::Stopped { .. }, Err(lost)) => Failure::Verdict(format!("{told}; {lost}")),
@@ -214,7 +213,15 @@ impl<T: Float> Run<'_, T> {
         });
         // Nobody waits for this rank any more.
         self.progress.end();
+        self.rest();
         std::mem::take(&mut self.record).end().and(shown)
+    }
+
+    /// Waits until what is no state any more is off the disk.
+    fn rest(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.rest();
+        }
     }
 
     /// Writes the model where one is wanted. What rank 0 was refused is told once the run is over: nobody else knows of it.

@@ -13,7 +13,7 @@ use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use collectives::DType;
 use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
@@ -243,7 +243,7 @@ impl Part {
 
 /// Gives a file its length, and its room where the file system can.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+    match retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
         reserved => Ok(reserved?),
     }

@@ -2,8 +2,8 @@
 //!
 //! Files have no names until all are whole and synced to the disk; then they come together in `DIR.tmp-…` beside the
 //! destination, which takes its place in one rename. Until then the destination is as it was, and whatever ends the
-//! process leaves nothing. Where the file system has no nameless files, the temporary directory is there from the start
-//! ([`unfinished`](crate::unfinished)).
+//! process before they come together leaves nothing; then, the temporary directory, until the next save. Where the file
+//! system has no nameless files, that is there from the start ([`unfinished`](crate::unfinished)).
 
 use super::config;
 use super::load::{CONFIG, INDEX, SINGLE};

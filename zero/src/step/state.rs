@@ -5,14 +5,12 @@
 
 use super::{Trainer, told_by};
 use crate::error::{Error, Result};
-use crate::hands::Meanwhile;
 use crate::kernels::FLOATS;
-use crate::params::Lent;
 use crate::plan::{Home, Plan};
 use crate::scaling::Scale;
 use crate::standing::Standing;
 use collectives::Float;
-use models::{TensorSpec, Weights};
+use models::TensorSpec;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,13 +64,9 @@ impl<T: Float> Trainer<T> {
         // Without a master the parameters are f32 themselves.
         let parameters = kept == Kept::Weights && !plan.keeps_master();
         for unit in 0..plan.layout.len() {
-            if parameters {
-                self.params.gather(&plan, unit)?;
-                let shown = self.show_parameters(unit, &mut told);
-                self.params.release(&plan, unit);
-                shown?;
-            } else {
-                self.show_state(kept, unit, &mut told)?;
+            match parameters {
+                true => self.show_parameters(unit, &mut told)?,
+                false => self.show_state(kept, unit, &mut told)?,
             }
             // As in `export`: nobody waits longer for one who writes than a unit takes.
             self.comm.barrier()?;
@@ -80,19 +74,23 @@ impl<T: Float> Trainer<T> {
         told.refused.map_or(Ok(()), Err)
     }
 
-    /// Shows this rank's part of the parameters of a gathered unit.
+    /// Shows this rank's part of the parameters of a unit.
     fn show_parameters(&mut self, unit: usize, told: &mut Told<'_, '_>) -> Result<()> {
-        let Trainer { model, comm, kernels, plan, params, .. } = self;
+        let Trainer { model, kernels, plan, params, .. } = self;
+        if plan.weights[unit] == Home::Whole {
+            // They may still be on their way; a shard is at home.
+            params.gather(plan, unit)?;
+        }
         let mut wide = Vec::new();
         for (tensor, spec) in model.units()[unit].tensors.iter().enumerate() {
-            let meanwhile = &Meanwhile::new(comm);
-            let lent = Lent { plan, params, meanwhile };
-            let all = lent.tensor(unit, tensor);
-            for piece in plan.shown(unit, tensor) {
-                let values = kernels.elements(all.slice(piece.of_tensor.clone()))?;
+            let (bucket, _) = plan.layout[unit].locate(tensor);
+            let shard = plan.shard(unit, bucket).start;
+            for Shown { of_bucket, of_tensor } in plan.shown(unit, tensor) {
+                let all = params.shard(plan, unit, bucket);
+                let values = kernels.elements(all.slice(of_bucket.start - shard..of_bucket.end - shard))?;
                 wide.clear();
                 wide.extend(values.iter().map(|x| x.to_f32()));
-                told.tell(spec, piece.of_tensor, &wide);
+                told.tell(spec, of_tensor, &wide);
             }
         }
         Ok(())

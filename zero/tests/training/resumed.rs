@@ -368,10 +368,15 @@ fn a_state_that_is_not_whole_on_all_ranks_is_refused_by_all() {
 /// what pads the shards.
 #[test]
 fn each_rank_shows_its_own_part_and_sends_nothing() {
+    check_own_parts::<f32>();
+    check_own_parts::<bf16>();
+}
+
+fn check_own_parts<T: Float>() {
     for stage in 0..4 {
         let way = Way { world: 4, over: Over::Threads, stage, micro_batches: 4, vocabulary: 200_003 };
         let made = |comm| {
-            let mut trainer = way.trainer::<bf16>(comm, None);
+            let mut trainer = way.trainer::<T>(comm, None);
             let before = trainer.comm().stats();
             let mut shown = 0;
             for kept in Kept::ALL {
