@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-const TRAIN: &str = "train --model nano --data text.txt --seq 16 --micro-batch 1 --sample 0 --quiet --metrics m.jsonl --checkpoint-every 2";
+const TRAIN: &str = "train --model nano --data text.txt --seq 16 --micro-batch 1 --sample 0 --quiet --metrics m.jsonl \
+                     --checkpoint-every 2";
 
 /// All files of the weights and moments below a directory of checkpoints, and what is in them.
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {

@@ -2,6 +2,7 @@
 
 mod config;
 mod fields;
+mod layout;
 mod load;
 mod names;
 mod parts;

@@ -5,9 +5,10 @@
 //! which are those of a directory that one has written. It has its name from the start: who begins it names it finished.
 
 use super::config;
+use super::layout::{Planned, encode, index, plan};
 use super::load::{CONFIG, INDEX};
 use super::names::is_template;
-use super::save::{Planned, SaveOptions, check_companion, check_destination, encode, index, plan};
+use super::save::{SaveOptions, check_companion, check_destination};
 use super::sum::{Sum, Summing};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
