@@ -19,7 +19,7 @@ pub use command::checkpoint;
 pub use seen::check_seen;
 pub use state::State;
 pub use worker::Worker;
-pub use writing::{Lead, Writing, Written, copied_state, settle};
+pub use writing::{Lead, Writing, Written, copied_state};
 
 use crate::args::TrainArgs;
 use crate::failure::{Failure, Result};

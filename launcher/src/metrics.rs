@@ -263,10 +263,11 @@ impl Record {
     }
 
     /// Notes that something else could not be written, which costs no model either.
-    pub fn without(&mut self, what: &str, progress: &Progress, why: &Failure) {
-        progress.alarm(&format!("{why}; the run goes on without {what}"));
-        self.missing.retain(|(other, _)| other != what);
-        self.missing.push((what.to_owned(), format!("{why}; the run went on without {what}")));
+    /// Of several of a kind the last is told at the end.
+    pub fn without(&mut self, (kind, which): (&str, &str), progress: &Progress, why: &Failure) {
+        progress.alarm(&format!("{why}; the run goes on without {kind}{which}"));
+        self.missing.retain(|(other, _)| other != kind);
+        self.missing.push((kind.to_owned(), format!("{why}; the run went on without {kind}{which}")));
     }
 
     /// Whether all was written, and lines are kept.

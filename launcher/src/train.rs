@@ -43,6 +43,9 @@ pub struct Show {
 /// What keeps weights finite.
 const REMEDY: &str = "a lower --lr or a longer --warmup usually helps";
 
+/// How long a rank 0 that fails waits for its part in a checkpoint.
+const AT_THE_END: Duration = Duration::from_secs(2);
+
 /// Steps over which shown speed is averaged.
 const RECENT: f64 = 20.0;
 
@@ -135,7 +138,8 @@ impl<'a, T: Float> Run<'a, T> {
         let worker = match &plan.checkpoints {
             Some(checkpoints) => {
                 checkpoint::check_seen(&checkpoints.dir, &comm)?;
-                Some(Worker::start()?)
+                // Rank 0's may have all parts, and be about to give them their name.
+                Some(Worker::start(if lead { AT_THE_END } else { Duration::ZERO })?)
             }
             None => None,
         };
@@ -294,7 +298,7 @@ impl<'a, T: Float> Run<'a, T> {
         let began = Instant::now();
         match tracing.after(self.made, self.plan, &mut self.trainer)? {
             Some(Ok(told)) => self.progress.line(&told),
-            Some(Err(why)) => self.record.without("a trace", &self.progress, &why),
+            Some(Err(why)) => self.record.without(("a trace", ""), &self.progress, &why),
             None => {}
         }
         self.apart += began.elapsed();

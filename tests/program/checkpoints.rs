@@ -418,7 +418,7 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     let Some(outcome) = with_disk(&bench, "3200k", &run) else { return };
     let outcome = outcome.refusal(
         1,
-        &["--checkpoint disk/c", "its disk has", "the run went on without a checkpoint of that step"],
+        &["--checkpoint disk/c", "its disk has", "the run went on without a checkpoint of step "],
     );
     let left: Vec<&str> = outcome.stdout.lines().collect();
     let [.., state, model] = left[..] else { panic!("{left:?}") };

@@ -6,7 +6,7 @@ use harness::{Bench, ENDLESS, Outcome, cxx, is_root, json_lines, signal, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -135,7 +135,7 @@ fn a_rank_that_cannot_write_its_part_costs_the_checkpoint_and_is_named() {
         let words = [
             "--checkpoint c: rank 1: cannot open c/.step-4.unfinished/weights/model.safetensors",
             "Read-only file system",
-            "the run went on without a checkpoint of that step",
+            "the run went on without a checkpoint of step ",
         ];
         zero.refusal(1, &words);
         one.success();
@@ -191,25 +191,61 @@ fn a_run_that_is_asked_to_end_keeps_its_last_step() {
     }
 }
 
+/// What makes a disk as slow as that for a program that is started with it, if there is a compiler.
+fn slow_disk(bench: &Bench, milliseconds: u32) -> Option<PathBuf> {
+    let text = format!(
+        "#include <sys/syscall.h>\n#include <unistd.h>\n\
+         extern \"C\" int fsync(int file) {{ usleep({milliseconds} * 1000); return syscall(SYS_fsync, file); }}\n"
+    );
+    let mut command = Command::new(cxx("a slow disk")?);
+    let [text, made] = [bench.file("slow.cpp", text), bench.path("slow.so")];
+    let status = command.args(["-shared", "-fPIC", "-o"]).arg(&made).arg(text).status();
+    assert!(status.unwrap().success());
+    Some(made)
+}
+
+/// What is not whole goes, and what is gets its name, whatever rank 0's thread is at.
+#[test]
+fn a_rank_that_dies_meanwhile_leaves_nothing_half_written() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let Some(slow) = slow_disk(&bench, 250) else { return };
+    for (at, left) in [("", vec![]), ("/training.json", vec!["step-2"])] {
+        let ranks = [0, 1].map(|rank| {
+            let mut command = bench.command(&format!("{TRAIN} --steps 1000000 --checkpoint c"));
+            let job = format!("dies-{}-{}", at.len(), std::process::id());
+            let by_hand =
+                [("CARAVAN_RANK", &*rank.to_string()), ("CARAVAN_WORLD", "2"), ("CARAVAN_JOB", &job)];
+            command.envs(by_hand);
+            if rank == 0 {
+                command.env("LD_PRELOAD", &slow);
+            }
+            command.spawn().unwrap()
+        });
+        let [zero, mut one] = ranks;
+        let begun = bench.path(&format!("c/.step-2.unfinished{at}"));
+        let zero = bench.until(zero, "a checkpoint is so far", || begun.exists());
+        one.kill().unwrap();
+        one.wait().unwrap();
+        bench.finish(zero).refusal(1, &["rank 1"]);
+        let names: Vec<_> = fs::read_dir(bench.path("c")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, left, "{at}");
+    }
+    bench.run("checkpoint c --verify").success();
+    bench.nothing_left();
+}
+
 /// Whoever waits for a disk is a thread, and ranks that would wait for it longer than they wait for each other do not.
 #[test]
 fn a_slow_disk_is_no_silent_rank() {
     let bench = bench();
-    let Some(cxx) = cxx("a slow disk") else { return };
     bench.text("text.txt", 3000);
-    let slow = "#include <sys/syscall.h>\n#include <unistd.h>\n\
-                extern \"C\" int fsync(int file) { usleep(500000); return syscall(SYS_fsync, file); }\n";
-    bench.file("slow.cpp", slow);
-    let made = Command::new(cxx)
-        .current_dir(bench.path(""))
-        .args(["-shared", "-fPIC", "-o", "slow.so", "slow.cpp"])
-        .status();
-    assert!(made.unwrap().success());
+    let Some(slow) = slow_disk(&bench, 450) else { return };
     // The first beside a step, and the last while the run stands still.
     let train =
         TRAIN.replace("--metrics m.jsonl --checkpoint-every 2", "--checkpoint-every 1 --checkpoint-async");
     let mut command = bench.command(&format!("{train} --ranks 2 --steps 2 --checkpoint c --call-timeout 2"));
-    command.env("LD_PRELOAD", bench.path("slow.so"));
+    command.env("LD_PRELOAD", slow);
     let outcome = bench.outcome(&mut command);
     // Rank 0 alone waits for a dozen each time.
     assert!(outcome.took > Duration::from_secs(8), "{outcome:?}");

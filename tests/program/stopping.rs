@@ -163,7 +163,7 @@ fn a_model_and_a_state_that_cannot_be_kept_are_both_told_of() {
     let outcome = bench.finish(command.spawn().unwrap());
     let last = outcome.stderr.lines().last().unwrap();
     let both =
-        ["--save: cannot write", "; --checkpoint c: ", "the run went on without a checkpoint of that step"];
+        ["--save: cannot write", "; --checkpoint c: ", "the run went on without a checkpoint of step "];
     assert!(outcome.code == Some(1) && both.iter().all(|words| last.contains(words)), "{outcome:?}");
     assert_eq!(bench.names(), ["c", "text.txt"]);
     bench.nothing_left();

@@ -13,10 +13,12 @@ use std::path::{Path, PathBuf};
 /// A directory of checkpoints that no other run writes to.
 pub struct Claim {
     dir: PathBuf,
-    /// Which it is, whatever it is called by then.
-    place: (u64, u64),
+    /// Which it is, whatever is called so by then; none where it was given up.
+    place: Option<(u64, u64)>,
     /// Locked as long as it is open; none where a file system locks no directories.
     lock: Option<File>,
+    /// Whether its run is.
+    over: bool,
 }
 
 impl Claim {
@@ -49,17 +51,30 @@ impl Claim {
             }
             Err(_) => None,
         };
-        Ok(Claim { dir: dir.to_owned(), place: (there.dev(), there.ino()), lock })
+        Ok(Claim { dir: dir.to_owned(), place: Some((there.dev(), there.ino())), lock, over: false })
+    }
+
+    /// Whether the directory is still the one that is claimed.
+    pub(super) fn holds(&self) -> bool {
+        fs::metadata(&self.dir).is_ok_and(|there| Some((there.dev(), there.ino())) == self.place)
+    }
+
+    /// Gives it up for good.
+    pub(super) fn end(&mut self) {
+        (self.place, self.lock, self.over) = (None, None, true);
     }
 
     /// The same, should somebody have taken the directory away, or put another in its place, in which no other run may have
     /// written: the last state of this one is that after step `last`.
     pub(super) fn renew(&mut self, last: usize) -> std::result::Result<(), String> {
-        if fs::metadata(&self.dir).is_ok_and(|there| (there.dev(), there.ino()) == self.place) {
+        if self.holds() {
             return Ok(());
         }
-        // Which may be the same under another number.
-        self.lock = None;
+        if self.over {
+            return Err("its run has ended".into());
+        }
+        // It may be the same under another number. Should this be refused, it is asked for again, whatever is there then.
+        (self.place, self.lock) = (None, None);
         let anew = Claim::attempt(&self.dir)?;
         match last_step(&self.dir).map_err(|e| e.to_string())? {
             Some((step, _)) if step != last => Err(format!(
@@ -74,9 +89,9 @@ impl Claim {
 
     /// Removes what a run has left that ended in the midst of a checkpoint. Where there are no locks it may be one under way,
     /// and goes only when the next is begun.
-    fn clean(&self, dir: &Path) {
+    fn clean(&self) {
         if self.lock.is_some() {
-            remove_unfinished(dir);
+            remove_unfinished(&self.dir);
         }
     }
 }
@@ -87,7 +102,7 @@ impl Claim {
 /// Another run writes there, or the system's refusal.
 pub fn clean(dir: &Path) -> Result<()> {
     if dir.is_dir() {
-        Claim::of(dir)?.clean(dir);
+        Claim::of(dir)?.clean();
     }
     Ok(())
 }
@@ -105,7 +120,7 @@ mod tests {
         fs::create_dir(&left).unwrap();
         let mut unlocked = Claim::of(dir).unwrap();
         unlocked.lock = None;
-        unlocked.clean(dir);
+        unlocked.clean();
         assert!(left.exists());
         let held = Claim::of(dir).unwrap();
         let refused = clean(dir).unwrap_err().to_string();
@@ -142,5 +157,15 @@ mod tests {
         assert!(why.contains("another run writes there"), "{why}");
         drop(other);
         claim.renew(3).unwrap();
+        // Where it was refused another, its own is not locked any more.
+        fs::rename(&dir, &aside).unwrap();
+        fs::create_dir_all(dir.join("step-9")).unwrap();
+        claim.renew(3).unwrap_err();
+        fs::rename(&dir, home.path().join("fourth")).unwrap();
+        fs::rename(&aside, &dir).unwrap();
+        claim.renew(3).unwrap();
+        assert!(Claim::of(&dir).is_err(), "it is locked again");
+        claim.end();
+        assert!(claim.renew(3).is_err() && !claim.holds() && Claim::of(&dir).is_ok());
     }
 }

@@ -151,6 +151,9 @@ impl Drop for Pen {
 /// Takes their names from the states that are not to stay beside the one after `step`, which is there: each goes whole, so that
 /// who reads it finds all of it, or nothing. What is in them is still to be removed, which takes long of many bytes.
 pub(super) fn take_away_before(dir: &Path, keep: usize, step: usize) -> Named {
+    if !dir.join(format!("{STEP}{step}")).is_dir() {
+        return Named::default();
+    }
     let mut before = steps(dir).unwrap_or_default();
     before.retain(|(other, _)| *other < step);
     before.sort_unstable();
@@ -181,8 +184,9 @@ pub(super) fn remove(going: &[PathBuf]) {
 
 /// Brings the names in a directory, and in those in it, to the disk.
 fn sync_names(dir: &Path) -> Attempt<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
+    let refused = |e| format!("cannot list {}: {e}", dir.display());
+    for entry in fs::read_dir(dir).map_err(refused)? {
+        let entry = entry.map_err(refused)?;
         if entry.file_type()?.is_dir() {
             sync_dir(&entry.path())?;
         }

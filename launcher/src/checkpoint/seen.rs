@@ -45,10 +45,12 @@ pub fn check_seen(dir: &Path, comm: &Communicator) -> Result<()> {
 /// Has a host forget that something is not there: over NFS it remembers that for half a minute, and a run has looked before rank 0
 /// made it. Who would make it is told.
 fn look_anew(dir: &Path) {
-    if dir.is_dir() {
+    let parent = models::parent(dir);
+    // It is its own where that is `.`, which nobody makes.
+    if dir.is_dir() || parent == dir {
         return;
     }
-    look_anew(models::parent(dir));
+    look_anew(parent);
     if fs::create_dir(dir).is_ok() {
         // It was not, and is not to be here alone.
         let _ = fs::remove_dir(dir);

@@ -8,6 +8,7 @@ use crate::plan::tests::plan;
 use collectives::Communicator;
 use models::Error;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use zero::{Ledger, Standing, Trainer};
 
 fn nano() -> TrainPlan {
@@ -38,7 +39,7 @@ fn written(dir: &Path, steps: u64) {
 }
 
 fn write(trainer: &mut Trainer<f32>, plan: &TrainPlan, checkpoints: &Checkpoints) {
-    let (comm, worker) = (trainer.comm().clone(), Worker::start().unwrap());
+    let (comm, worker) = (trainer.comm().clone(), Worker::start(Duration::ZERO).unwrap());
     let claim = Arc::new(Mutex::new(Claim::of(&checkpoints.dir).unwrap()));
     let lead = Lead { claim, companions: Arc::default() };
     let whose = (Some(&lead), &worker);
@@ -126,6 +127,32 @@ fn a_state_whose_name_cannot_be_taken_stays_whole_and_is_told_of() {
     let named = take_away_before(dir, 1, 4);
     assert_eq!((named.remark, named.going), (None, vec![pen_place(dir, 3)]));
     assert_eq!(there(dir), [".step-3.unfinished", "step-4"]);
+}
+
+/// Nor of another run, whose directory has that name by then.
+#[test]
+fn a_run_with_nothing_left_to_do_takes_nothing_away_where_its_last_state_is_not() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("c");
+    let here = keeping(1, &dir);
+    let settled = |lead: &Lead, step| {
+        let worker = Worker::start(Duration::ZERO).unwrap();
+        lead.settle(&here, step, &worker);
+        worker.rest();
+        there(&dir)
+    };
+    let claimed = |dir: &Path| Lead {
+        claim: Arc::new(Mutex::new(Claim::of(dir).unwrap())),
+        companions: Arc::default(),
+    };
+    let lead = claimed(&dir);
+    let fill = || [1, 2].map(|step| fs::create_dir_all(dir.join(format!("{STEP}{step}"))).unwrap());
+    fill();
+    assert_eq!(settled(&lead, 3), ["step-1", "step-2"]);
+    fs::rename(&dir, home.path().join("aside")).unwrap();
+    fill();
+    assert_eq!(settled(&lead, 2), ["step-1", "step-2"]);
+    assert_eq!(settled(&claimed(&dir), 2), ["step-2"]);
 }
 
 /// Or a training would begin anew where it has come far.

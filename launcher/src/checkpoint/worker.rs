@@ -2,13 +2,17 @@
 
 use crate::failure::{Failure, Result};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 use std::time::Duration;
 
-/// Does what it is given, one thing after the other. Where it is dropped, what it has still to do is left to it.
+/// Does what it is given, one thing after the other.
 pub struct Worker {
-    work: Sender<Box<dyn FnOnce() + Send>>,
-    thread: JoinHandle<()>,
+    work: Option<Sender<Box<dyn FnOnce() + Send>>>,
+    /// Of which the thread has the other end.
+    ended: Receiver<()>,
+    /// How long it is waited for where it is dropped: what may be under way then is to come to its end, and a rank that fails is
+    /// not to wait for a disk that does not answer.
+    patience: Duration,
 }
 
 impl Worker {
@@ -16,27 +20,40 @@ impl Worker {
     ///
     /// # Errors
     /// The system starts no thread.
-    pub fn start() -> Result<Worker> {
+    pub fn start(patience: Duration) -> Result<Worker> {
         let (work, given) = channel::<Box<dyn FnOnce() + Send>>();
-        let thread =
-            Builder::new().name("checkpoint".into()).spawn(move || given.iter().for_each(|work| work()));
-        let thread = thread
-            .map_err(|e| Failure::run(format!("no thread can be started to write checkpoints: {e}")))?;
-        Ok(Worker { work, thread })
+        let (running, ended) = channel();
+        let all = move || {
+            given.iter().for_each(|work| work());
+            drop(running);
+        };
+        match Builder::new().name("checkpoint".into()).spawn(all) {
+            Ok(_) => Ok(Worker { work: Some(work), ended, patience }),
+            Err(e) => Err(Failure::run(format!("no thread can be started to write checkpoints: {e}"))),
+        }
     }
 
     /// Has it do something after all else.
     pub fn give<R: Send + 'static>(&self, work: impl FnOnce() -> R + Send + 'static) -> Task<R> {
         let (tell, told) = channel();
-        // Nobody hears of it where the run has ended, nor where the thread has.
-        let _ = self.work.send(Box::new(move || drop(tell.send(work()))));
+        if let Some(to) = &self.work {
+            // Nobody hears of it where the run has ended, nor where the thread has.
+            let _ = to.send(Box::new(move || drop(tell.send(work()))));
+        }
         Task { told, done: None }
     }
 
     /// Waits until all is done.
-    pub fn rest(self) {
-        drop(self.work);
-        let _ = self.thread.join();
+    pub fn rest(mut self) {
+        self.work = None;
+        let _ = self.ended.recv();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.work = None;
+        let _ = self.ended.recv_timeout(self.patience);
     }
 }
 

@@ -15,7 +15,7 @@ use collectives::{Buffer, Communicator, Float, ReduceOp};
 use models::hf::{Part, Parts, Piece, SaveOptions, sync_dir};
 use std::mem;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use zero::{Kept, Trainer};
 
@@ -193,7 +193,7 @@ impl<'a> Writing<'a> {
             Stage::Begun(task) => match ask(comm, task, wait)? {
                 Asked::Waits(task) => Stage::Begun(task),
                 Asked::Done(pen, outcome) => {
-                    self.pen = pen.flatten();
+                    self.pen = pen;
                     match (outcome, self.own.take()) {
                         (Err(why), own) => {
                             self.copy = own.and_then(Own::room);
@@ -207,7 +207,7 @@ impl<'a> Writing<'a> {
             Stage::Written(task) => match ask(comm, task, wait)? {
                 Asked::Waits(task) => Stage::Written(task),
                 Asked::Done(copy, outcome) => {
-                    self.copy = copy.flatten();
+                    self.copy = copy;
                     match outcome {
                         Ok(pieces) => Stage::Named(self.name(comm, worker, &pieces)?),
                         Err(why) => Stage::Over(Err(why)),
@@ -253,15 +253,27 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// Takes away what is not to stay beside the state after `step`, if that lasts: a run that was killed as it gave the last one its
-/// name has left more, or one that was to keep more.
-pub fn settle(checkpoints: &Checkpoints, step: usize, worker: &Worker) {
-    let (dir, keep) = (checkpoints.dir.clone(), checkpoints.keep);
-    worker.give(move || {
-        if sync_dir(&dir).is_ok() {
-            pen::remove(&take_away_before(&dir, keep, step).going);
+impl Lead {
+    /// Takes away what is not to stay beside the state after `step`, if that lasts: a run that was killed as it gave the last one
+    /// its name has left more, or one that was to keep more.
+    pub fn settle(&self, checkpoints: &Checkpoints, step: usize, worker: &Worker) {
+        let (dir, keep, claim) = (checkpoints.dir.clone(), checkpoints.keep, Arc::clone(&self.claim));
+        worker.give(move || {
+            let ours = claim.lock().unwrap_or_else(PoisonError::into_inner).holds();
+            if ours && sync_dir(&dir).is_ok() {
+                pen::remove(&take_away_before(&dir, keep, step).going);
+            }
+        });
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        // A thread may still have it where the run ends before its time, whose directory is then nobody's.
+        if let Ok(mut claim) = self.claim.try_lock() {
+            claim.end();
         }
-    });
+    }
 }
 
 /// Makes the directories, with all but what ranks write.
@@ -279,11 +291,11 @@ enum Asked<A, B> {
     /// Some thread is still at it.
     Waits(Job<A, B>),
     /// None is. What this rank's has given back, and what came of all.
-    Done(Option<A>, Outcome<B>),
+    Done(A, Outcome<B>),
 }
 
 /// Whether all ranks' threads are done with something, and if one was refused it, why.
-fn ask<A, B>(comm: &Communicator, mut task: Job<A, B>, wait: bool) -> Result<Asked<A, B>> {
+fn ask<A: Default, B>(comm: &Communicator, mut task: Job<A, B>, wait: bool) -> Result<Asked<A, B>> {
     let mine = task.result(if wait { PATIENCE } else { Duration::ZERO });
     let refused = mine.is_some_and(|mine| mine.as_ref().is_none_or(|(_, outcome)| outcome.is_err()));
     let mut any = [mine.is_none(), refused].map(u8::from);
@@ -292,10 +304,8 @@ fn ask<A, B>(comm: &Communicator, mut task: Job<A, B>, wait: bool) -> Result<Ask
     if waits {
         return Ok(Asked::Waits(task));
     }
-    let (held, outcome) = match task.take() {
-        Some((held, outcome)) => (Some(held), outcome),
-        None => (None, Err("the thread that writes checkpoints has ended".into())),
-    };
+    let ended = || (A::default(), Err("the thread that writes checkpoints has ended".into()));
+    let (held, outcome) = task.take().unwrap_or_else(ended);
     if !refused {
         return Ok(Asked::Done(held, outcome));
     }

@@ -2,7 +2,7 @@
 
 use super::trace::Tracing;
 use super::{Run, indent};
-use crate::checkpoint::{self, Writing, Written};
+use crate::checkpoint::{Writing, Written};
 use crate::failure::{Failure, Result};
 use crate::printed;
 use crate::progress::Progress;
@@ -21,8 +21,8 @@ impl<T: Float> Run<'_, T> {
         self.await_checkpoint()?;
         let Some(worker) = &self.worker else { return Ok(()) };
         if self.made == self.tried {
-            if self.lead.is_some() {
-                checkpoint::settle(checkpoints, self.kept, worker);
+            if let Some(lead) = &self.lead {
+                lead.settle(checkpoints, self.kept, worker);
             }
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl<T: Float> Run<'_, T> {
             self.progress.alarm(&remark);
         }
         if let Some(why) = refused {
-            self.record.without("a checkpoint of that step", &self.progress, &why);
+            self.record.without(("a checkpoint", &format!(" of step {step}")), &self.progress, &why);
         }
         Ok(())
     }
