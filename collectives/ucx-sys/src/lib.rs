@@ -9,6 +9,7 @@ pub use types::*;
 
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 
 /// The library's file name: the interface's major version 1 has had this name since 2018.
 pub const SONAME: &str = "libucp.so.0";
@@ -20,19 +21,18 @@ const PUSH_HANDLER: &[u8] = b"ucs_log_push_handler\0";
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
-        /// The functions of an opened libucp. The library stays open for as long as this lives.
+        /// The functions of an opened libucp, which stays open: from when it is loaded on, what every thread asks the system about
+        /// memory goes through it, and a thread that does would come back to what is no longer there.
         pub struct Ucp {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
             /// Has a handler called before UCX's own for what is logged.
             pub ucs_log_push_handler: unsafe extern "C" fn(ucs_log_func_t),
             ucs_status_string: unsafe extern "C" fn(ucs_status_t) -> *const c_char,
             version: (u32, u32, u32),
-            // Last, so that the functions above never outlive what they point into.
-            _libraries: [Library; 2],
         }
 
         impl Ucp {
-            fn resolve(ucp: Library, ucs: Library, version: (u32, u32, u32)) -> Result<Self, String> {
+            fn resolve(ucp: &Library, ucs: &Library, version: (u32, u32, u32)) -> Result<Self, String> {
                 // SAFETY: the names and types are those of UCX's headers, checked against it by tests/layout.rs.
                 unsafe {
                     Ok(Ucp {
@@ -43,7 +43,6 @@ macro_rules! functions {
                         ucs_status_string: *ucs.get(b"ucs_status_string\0")
                             .map_err(|e| format!("{LIBUCS} lacks ucs_status_string: {e}"))?,
                         version,
-                        _libraries: [ucp, ucs],
                     })
                 }
             }
@@ -116,8 +115,8 @@ impl Ucp {
     /// Opens `file` (a path or a name for the loader's search path) as libucp.
     pub fn load_from(file: &str) -> Result<Self, String> {
         let open = |name: &str| {
-            // SAFETY: UCX's initialisers are made for dlopen; MPI libraries load it so.
-            unsafe { Library::new(name) }
+            // SAFETY: UCX's initialisers are made for dlopen; MPI libraries load it so. It is never closed.
+            unsafe { Library::new(name) }.map(ManuallyDrop::new)
         };
         let ucp = open(file).map_err(|e| {
             format!("{file} was not found ({e}); install UCX 1.13 or newer (Debian and Ubuntu: libucx0)")
@@ -137,7 +136,7 @@ impl Ucp {
                 OLDEST.0, OLDEST.1, OLDEST.0
             ));
         }
-        Self::resolve(ucp, ucs, (major, minor, release))
+        Self::resolve(&ucp, &ucs, (major, minor, release))
     }
 
     /// Major, minor and release number.
