@@ -5,7 +5,6 @@ use crate::failure::{Failure, Result};
 use models::hf;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,7 +30,6 @@ impl Claim {
     }
 
     fn attempt(dir: &Path) -> std::result::Result<Claim, String> {
-        let words = |e: &dyn Display| e.to_string();
         // The last of `new/.` names nothing until `new` is there.
         let whole: PathBuf = dir.components().collect();
         let missing: Vec<&Path> = whole.ancestors().take_while(|dir| !dir.exists()).collect();
@@ -41,9 +39,9 @@ impl Claim {
             .into_iter()
             .filter(|made| !made.as_os_str().is_empty())
             .try_for_each(|made| hf::sync_dir(models::parent(made)))
-            .map_err(|e| words(&e))?;
-        let open = File::open(dir).map_err(|e| words(&e))?;
-        let there = open.metadata().map_err(|e| words(&e))?;
+            .map_err(|e| e.to_string())?;
+        let open = File::open(dir).map_err(|e| e.to_string())?;
+        let there = open.metadata().map_err(|e| e.to_string())?;
         let lock = match flock(&open, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Some(open),
             Err(Errno::WOULDBLOCK) => {
@@ -64,7 +62,7 @@ impl Claim {
         (self.place, self.lock, self.over) = (None, None, true);
     }
 
-    /// The same, should somebody have taken the directory away, or put another in its place, in which no other run may have
+    /// Claims the directory anew, should somebody have taken it away, or put another in its place, in which no other run may have
     /// written: the last state of this one is that after step `last`.
     pub(super) fn renew(&mut self, last: usize) -> std::result::Result<(), String> {
         if self.holds() {
