@@ -193,35 +193,39 @@ fn lie_apart(one: &Path, other: &Path) -> bool {
 }
 
 /// What lies in a directory of checkpoints and is none, if anything does.
-fn foreign(dir: &Path) -> Result<Option<OsString>> {
+fn foreign(dir: &Path) -> io::Result<Option<OsString>> {
     let ours = |name: &str| number(name).is_some() || is_unfinished(name);
     Ok(names(dir)?.into_iter().find(|name| !name.to_str().is_some_and(ours)))
 }
 
 /// The checkpoints in a directory, which need not be there.
-fn steps(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
+fn steps(dir: &Path) -> io::Result<Vec<(usize, PathBuf)>> {
     let step = |name: &OsString| Some((number(name.to_str()?)?, dir.join(name)));
     Ok(names(dir)?.iter().filter_map(step).collect())
 }
 
 /// The last of them.
-fn last_step(dir: &Path) -> Result<Option<(usize, PathBuf)>> {
+fn last_step(dir: &Path) -> io::Result<Option<(usize, PathBuf)>> {
     Ok(steps(dir)?.into_iter().max_by_key(|(step, _)| *step))
 }
 
 /// What lies in a directory, which need not be there.
-fn names(dir: &Path) -> Result<Vec<OsString>> {
+fn names(dir: &Path) -> io::Result<Vec<OsString>> {
     match fs::read_dir(dir) {
-        Ok(entries) => whole(dir, entries.map(|entry| Ok(entry?.file_name()))),
+        Ok(entries) => whole(entries.map(|entry| Ok(entry?.file_name()))),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => whole(dir, std::iter::once(Err(e))),
+        Err(e) => Err(e),
     }
 }
 
-/// All that a directory names: what is not named may be the last checkpoint.
-fn whole(dir: &Path, names: impl Iterator<Item = io::Result<OsString>>) -> Result<Vec<OsString>> {
-    let names: io::Result<_> = names.collect();
-    names.map_err(|e| Failure::usage(format!("--checkpoint {}: {e}", dir.display())))
+/// All that a directory names, or none of it: what is not named may be the last checkpoint.
+fn whole(names: impl Iterator<Item = io::Result<OsString>>) -> io::Result<Vec<OsString>> {
+    names.collect()
+}
+
+/// What is said of a directory of checkpoints that the system does not let be read.
+fn unreadable(dir: &Path) -> impl Fn(io::Error) -> Failure {
+    move |e| Failure::usage(format!("--checkpoint {}: {e}", dir.display()))
 }
 
 /// Whether checkpoints of a model of so many parameters can be made there, until the step that is the `last`.
@@ -241,7 +245,7 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize
             its.display()
         ));
     }
-    if let Some(other) = foreign(dir)? {
+    if let Some(other) = foreign(dir).map_err(unreadable(dir))? {
         return refuse(&format!(
             "has {}, which is no checkpoint: name a directory that has nothing else",
             other.to_string_lossy()
@@ -254,7 +258,7 @@ pub fn check_destination(checkpoints: &Checkpoints, parameters: u64, last: usize
         return Ok(());
     }
     let each = Kept::ALL.len() as u64 * parameters * DType::F32.size() as u64;
-    let there = steps(dir)?.len();
+    let there = steps(dir).map_err(unreadable(dir))?.len();
     let more = checkpoints.more(there, last);
     let needed = each.saturating_mul(more as u64);
     let existing = place.ancestors().find(|path| path.exists()).unwrap_or(dir);

@@ -91,7 +91,7 @@ fn the_directory_that_a_run_is_in_is_not_replaced() {
 
 /// Runs as a user who has nothing in the scratch folder, or has no more rights than anybody. None, and a skip, where that
 /// cannot be.
-fn as_nobody(bench: &Bench, args: &str) -> Option<Outcome> {
+pub fn as_nobody(bench: &Bench, args: &str) -> Option<Outcome> {
     let start = |args: &str| {
         let mut command = bench.command(args);
         if is_root() {

@@ -1,10 +1,12 @@
 //! `caravan checkpoint`: what a state is of, whether it is as it was written, and its weights as a model.
 
 use crate::disks::{CARAVAN, with_disk};
+use crate::saving::as_nobody;
 use crate::{bench, word_tokenizer};
 use harness::Bench;
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 const TRAIN: &str =
@@ -201,6 +203,36 @@ fn what_is_no_state_or_no_place_for_a_model_is_refused() {
     // One that lies alone is beside whatever is there.
     fs::rename(bench.path("ckpt/step-4"), bench.path("step-3")).unwrap();
     bench.run("checkpoint step-3 --save model").success();
+    bench.nothing_left();
+}
+
+/// It is none that has no state.
+#[test]
+fn a_directory_that_may_not_be_read_is_told_as_that() {
+    let bench = trained("");
+    symlink("loop", bench.path("loop")).unwrap();
+    let said = "checkpoint loop: Too many levels of symbolic links";
+    bench.run("checkpoint loop").refusal(2, &[said]);
+    bench.run("checkpoint loop --verify").refusal(1, &[said]);
+    let allow = |path: &str, mode: u32| {
+        fs::set_permissions(bench.path(path), Permissions::from_mode(mode)).unwrap();
+    };
+    allow(".", 0o755);
+    // What is in it may be opened and not listed, or neither.
+    for (mode, named) in [(0o111, "ckpt"), (0, "ckpt"), (0, "ckpt/step-3")] {
+        allow("ckpt", mode);
+        let said = format!("checkpoint {named}: Permission denied");
+        let Some(outcome) = as_nobody(&bench, &format!("checkpoint {named}")) else { break };
+        outcome.refusal(2, &[&said]);
+        let outcome = as_nobody(&bench, &format!("checkpoint {named} --verify --json")).unwrap();
+        let told = outcome.refusal(1, &[&said]).json();
+        assert_eq!((&told["dir"], &told["verified"]), (&named.into(), &false.into()));
+    }
+    if let Some(outcome) = as_nobody(&bench, &format!("{TRAIN} --checkpoint ckpt --resume")) {
+        outcome.refusal(2, &["--checkpoint ckpt: Permission denied"]);
+    }
+    allow("ckpt", 0o755);
+    bench.run("checkpoint ckpt --verify").success();
     bench.nothing_left();
 }
 

@@ -28,7 +28,9 @@ const WIDTH: usize = 100;
 /// There is none, or it cannot be read; it is not as it was written; the model cannot be written.
 pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
     files::check_name("checkpoint", &args.dir, "the name of a directory")?;
-    let (step, dir) = State::found(&args.dir)?;
+    let refused =
+        |e| damage(args, &args.dir, Failure::usage(format!("checkpoint {}: {e}", args.dir.display())));
+    let (step, dir) = State::found(&args.dir, refused)?;
     let damaged = |why| damage(args, &dir, why);
     let state = State::read(step, dir.clone()).map_err(damaged)?;
     let weights = state.open(Kept::Weights).map_err(damaged)?;
@@ -80,7 +82,8 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
 /// What is wrong with a state: not with what was asked, if that is whether it is whole. Who asks for JSON is told in it, too.
 /// With one that has gone meanwhile nothing is.
 fn damage(args: &CheckpointArgs, dir: &Path, why: Failure) -> Failure {
-    if !dir.exists() {
+    // Of one that cannot be looked at nobody knows.
+    if matches!(dir.try_exists(), Ok(false)) {
         let gone = "a training has put a later state in its place meanwhile: look again";
         return Failure::run(format!("checkpoint {}: {gone}", dir.display()));
     }
@@ -116,7 +119,8 @@ fn told_files(state: &State) -> Result<Vec<Told>> {
 /// Names of the states beside it, in order.
 fn beside(state: &State) -> Result<Vec<String>> {
     let own = state.place();
-    let mut all = own.parent().map_or(Ok(Vec::new()), steps)?;
+    let refused = |e| refused(state, format!("what lies beside it: {e}"));
+    let mut all = own.parent().map_or(Ok(Vec::new()), steps).map_err(refused)?;
     all.retain(|(_, dir)| *dir != own);
     all.sort_unstable();
     Ok(all.into_iter().map(|(step, _)| format!("{STEP}{step}")).collect())

@@ -1,6 +1,6 @@
 //! A checkpoint that was found, and how a training goes on from it.
 
-use super::{KEPT_STATES, TRAINING, is_state, last_step, name, number};
+use super::{KEPT_STATES, TRAINING, is_state, last_step, name, number, unreadable};
 use crate::data::Feed;
 use crate::failure::{Failure, Result};
 use crate::human::several;
@@ -10,6 +10,7 @@ use collectives::Float;
 use models::{LlamaConfig, hf};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use zero::{Kept, Scale, Source, Standing, Trainer};
 
@@ -71,25 +72,26 @@ impl State {
     /// # Errors
     /// One that cannot be read, or is not whole.
     pub fn last(dir: &Path) -> Result<Option<State>> {
-        last_step(dir)?.map(|(step, dir)| State::read(step, dir)).transpose()
+        let last = last_step(dir).map_err(unreadable(dir))?;
+        last.map(|(step, dir)| State::read(step, dir)).transpose()
     }
 
     /// Step and place of the last one in `dir`, or of the one that this is, whether it is whole or not.
     ///
     /// # Errors
-    /// There is none.
-    pub fn found(dir: &Path) -> Result<(usize, PathBuf)> {
+    /// There is none, or `unreadable` of what the system refuses.
+    pub fn found(dir: &Path, unreadable: impl Fn(io::Error) -> Failure) -> Result<(usize, PathBuf)> {
         // One that has lost what tells of it is one, too.
         let is_one = |dir: &PathBuf| is_state(dir) || dir.join(name(Kept::Weights)).is_dir();
         let own = dir.canonicalize().ok().filter(is_one);
         let step = own.as_ref().and_then(|dir| number(dir.file_name()?.to_str()?));
-        let found = match step {
-            Some(step) => Some((step, dir.to_owned())),
-            None if dir.is_dir() => last_step(dir)?,
-            None => None,
+        let (found, has) = match (step, fs::metadata(dir)) {
+            (Some(step), _) => (Some((step, dir.to_owned())), ""),
+            (None, Ok(there)) if there.is_dir() => (last_step(dir).map_err(&unreadable)?, "has no state"),
+            (None, Err(e)) if e.kind() != ErrorKind::NotFound => return Err(unreadable(e)),
+            (None, _) => (None, "is no directory"),
         };
         found.ok_or_else(|| {
-            let has = if dir.is_dir() { "has no state" } else { "is no directory" };
             Failure::usage(format!(
                 "checkpoint {}: {has}: name what 'caravan train --checkpoint' was given, or a step-N in it",
                 dir.display()
