@@ -2,6 +2,7 @@
 
 mod advice;
 mod asked;
+mod inputs;
 mod launched;
 mod model;
 mod numbers;
@@ -23,25 +24,24 @@ pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
 pub use traced::Traced;
 
 use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs, deepspeed};
-use crate::bench::tuning;
 use crate::checkpoint::{self, Checkpoints, State};
-use crate::data::{self, Feed, Input, held};
+use crate::data::{self, Feed, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human;
 use crate::machine::{self, Machine};
 use crate::rate::Rate;
-use crate::save;
-use crate::tokenizer::{Share, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::train::stop;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::schedule::Group;
+use inputs::Inputs;
 use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
 use outputs::{Output, check_beside, check_outputs, outputs};
 use std::path::PathBuf;
-use steps::{check_batch, step_tokens, with_held_out};
+use steps::{check_batch, step_tokens};
 
 /// The longest default sequence of `train`: beyond it, attention dominates a CPU's step.
 const TRAIN_SEQ: usize = 256;
@@ -51,9 +51,6 @@ const EVAL_EVERY: usize = 500;
 
 /// Tokens of each of them but the last.
 const EVAL_TOKENS: usize = 1 << 20;
-
-/// The most that is held out of data that nobody named, so that evaluating does not take longer the more text lies here.
-const HELD_OUT_UNASKED: usize = 1 << 17;
 
 /// A training run in which everything is known and checked.
 pub struct TrainPlan {
@@ -142,52 +139,20 @@ impl TrainPlan {
         let mut model = ModelChoice::open(&args.model)?;
         model.config.validate().map_err(Failure::usage)?;
         model.check_trainable()?;
-        data::check_random(&args.data)?;
-        let of_several = identity.is_some() && ranks.world > 1;
-        let input = match data::is_random(&args.data) {
-            true => None,
-            false => Some(Input::find(&args.data, of_several)?),
-        };
-        let held = held::find(&args.data, &args.val_data, of_several)?;
-        for (flag, paths, input) in [("--data", &args.data, &input), ("--val-data", &args.val_data, &held)] {
-            let Some(input) = input else { continue };
-            held::check_mixed(flag, paths, input, "--data {}/*train*.bin --val-data {}/*val*.bin")?;
-            ranks.check_inputs(flag, input.token_files(), identity)?;
-        }
-        let for_text = input.iter().chain(&held).any(Input::is_text);
+        let inputs = Inputs::find(args, &ranks, identity)?;
         let sample = if args.ranks.quiet { 0 } else { args.sample };
-        if let (Some(tokenizer), false) = (&args.tokenizer, for_text || args.save.is_some() || sample > 0) {
-            return usage(format!(
-                "--tokenizer {} is for text, for the sample and for --save, and --data are tokens already, with no sample \
-                 (--sample 0 or --quiet) and no --save: leave it away",
-                tokenizer.display()
-            ));
-        }
-        ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
-        let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
-        if let (Some(_), Some(tokenizer)) = (model.config.padding, &tokenizer)
-            && save::names_others_tokens(&model, tokenizer)?
-        {
-            // It is some token of the other's.
-            model.config.padding = None;
-        }
+        let tokenizer = inputs.tokenizer(args, &mut model, (&ranks, identity), sample)?;
         let length = sequence(args, &model)?;
         let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
         check_apart(args, &outputs)?;
         if !outputs.is_empty() {
-            let read = input.iter().chain(&held).flat_map(Input::files).cloned().chain(model.files());
-            let beside = tokenizer.as_ref().map(save::beside).transpose()?.unwrap_or_default();
-            let read = read
-                .chain(tokenizer.as_ref().and_then(Tokenizer::path))
-                .chain(beside.into_iter().map(|(_, path)| path))
-                .chain(tuning::named(args.ranks.tuning.as_ref()));
-            let read: Vec<_> = read.collect();
+            let read = inputs.files(args, &model, tokenizer.as_ref())?;
             outputs.iter().try_for_each(|output| files::check_apart(output.flag, output.file, &read))?;
         }
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
-            let data: Vec<_> = input.iter().chain(&held).flat_map(Input::named).cloned().collect();
-            check_outputs(&model, tokenizer.as_ref(), &data, args.dtype, args.save.as_deref(), &outputs)?;
+            let (tokenizer, data) = (tokenizer.as_ref(), inputs.named());
+            check_outputs(&model, tokenizer, &data, args.dtype, args.save.as_deref(), &outputs)?;
             if let Some(checkpoints) = &checkpoints {
                 checkpoint::check_destination(checkpoints, model.config.parameters(), args.steps)?;
             }
@@ -196,21 +161,11 @@ impl TrainPlan {
             state.check_shape(&model)?;
         }
         let step_tokens = step_tokens(args, ranks.world, length)?;
-        let feed = match input {
-            None => {
-                let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
-                Feed::random(args.seed, model.config.vocab, with_held_out(all, val_fraction, length))
-            }
-            Some(input) => {
-                Feed::open(input, held, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?
-            }
-        };
-        let asked = args.val_fraction.as_ref();
-        let most = if args.data.is_empty() && asked.is_none() { HELD_OUT_UNASKED } else { usize::MAX };
-        let feed = feed.hold_out(val_fraction, most)?;
-        let val_fraction = val_fraction.min(most as f64 / feed.tokens().len() as f64);
+        let of_tokens = (model.config.vocab, tokenizer.as_ref());
+        let (feed, val_fraction) =
+            inputs.feed(args, of_tokens, (step_tokens, length), val_fraction, identity)?;
         check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
-        feed.check_held_out(asked, val_fraction, length)?;
+        feed.check_held_out(args.val_fraction.as_ref(), val_fraction, length)?;
         check_tokens(&feed, identity)?;
         let order = match args.order {
             Order::Sequential => tokens::Order::Sequential,

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::args::tests::train;
+use crate::data::Input;
+use crate::tokenizer::Share;
 
 /// What these flags come to where nothing else has started ranks.
 pub fn plan(flags: &str) -> TrainPlan {
