@@ -87,6 +87,12 @@ pub enum Error {
         /// The source's own number.
         why: u8,
     },
+    /// A learning rate that can be none; all ranks say so.
+    #[error("the learning rate is {lr:?}: it has to be at least 0")]
+    Rate {
+        /// The rate.
+        lr: f32,
+    },
     /// The caller's source of initial weights failed.
     #[error("initial weights of {tensor}: {why}")]
     Init {
@@ -109,6 +115,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Whether all ranks say so together, and nothing is left half done.
+    pub(crate) fn is_of_all(&self) -> bool {
+        use Error::{Batch, NotFinite, Rate, Stopped, Unlike};
+        matches!(self, NotFinite { .. } | Batch { .. } | Unlike { .. } | Stopped { .. } | Rate { .. })
+    }
+
     /// Of the numbers of a step, one of which is not finite, in a training without another scale of the loss.
     pub(crate) fn not_finite(step: u64, norm: f64, loss: f64, dtype: DType, scale: Option<f32>) -> Self {
         let (what, value) = match loss.is_finite() || scale.is_none() && !norm.is_finite() {

@@ -21,9 +21,10 @@ use batches::{NOTHING, alike};
 use collectives::device::{PRODUCT_WORKSPACE, Queue, SharedQueue, Streams};
 use collectives::trace::Trace;
 use collectives::{Communicator, Float};
-use models::{Batch, Model, TensorSpec, Weights};
+use models::{Model, TensorSpec, Weights};
 use std::sync::Arc;
 use std::time::Instant;
+use told::told_by;
 
 pub use batches::{Batches, NoBatch};
 pub use state::{Kept, StateSink, StateSource};
@@ -41,16 +42,8 @@ pub struct Trainer<T: Float> {
     ledger: Ledger,
     clock: Clock,
     standing: Standing,
-}
-
-/// The words of one rank, on all of them.
-fn told_by(rank: usize, comm: &Communicator, words: &str) -> Result<String> {
-    let mut room = [0u8; 1024];
-    let cut = (0..=words.len().min(room.len())).rfind(|&at| words.is_char_boundary(at)).unwrap_or(0);
-    room[..cut].copy_from_slice(&words.as_bytes()[..cut]);
-    comm.broadcast(&mut room[..], rank)?;
-    let end = room.iter().position(|&byte| byte == 0).unwrap_or(room.len());
-    Ok(String::from_utf8_lossy(&room[..end]).into_owned())
+    /// Why something was broken off in its midst, where not all ranks did so together.
+    broken: Option<String>,
 }
 
 /// Where exported weights go: called with every tensor in order, its elements one part after the other.
@@ -163,7 +156,21 @@ impl<T: Float> Trainer<T> {
         let clock = Clock::of(&comm);
         let plan = Arc::new(plan);
         let standing = Standing::default().scaled(&plan.config);
-        Ok(Trainer { model, comm, kernels, plan, params, grads, optimizer, norm, ledger, clock, standing })
+        let broken = None;
+        Ok(Trainer {
+            model,
+            comm,
+            kernels,
+            plan,
+            params,
+            grads,
+            optimizer,
+            norm,
+            ledger,
+            clock,
+            standing,
+            broken,
+        })
     }
 
     /// One optimizer step over `accumulate` micro-batches of every rank, at the learning rate `lr`. With a scale of the loss,
@@ -171,16 +178,33 @@ impl<T: Float> Trainer<T> {
     ///
     /// # Errors
     /// `batches` has none or wants no more, ranks differ in tokens or `lr`, the loss or the gradient is not finite and no
-    /// smaller scale of the loss could help, or a collective fails, as when another rank does. But for the last, all ranks
-    /// say so before anything is updated, so that [`export`](Self::export) still gives the weights of the step before;
-    /// after the last, all else fails too.
+    /// smaller scale of the loss could help: all ranks say so before anything is updated, so that [`export`](Self::export) still
+    /// gives the weights of the step before. A collective fails, as when another rank does, or a device, or a model has not said
+    /// of a gradient that it is ready: then all else fails, too.
     ///
     /// # Panics
     /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
-        // After a failure what it left half done is in nobody's way.
-        self.comm.progress()?;
+        self.whole()?;
         self.optimizer.check()?;
+        let made = self.make_step(batches, lr);
+        self.after(made)
+    }
+
+    /// Refuses what would come upon something half done.
+    fn whole(&self) -> Result<()> {
+        self.comm.progress()?;
+        let broken = |why| format!("a trainer that has failed ({why}): make another");
+        self.broken.as_ref().map_or(Ok(()), |why| Err(Error::Config { problem: broken(why) }))
+    }
+
+    /// What came of something that may have been broken off.
+    fn after<R>(&mut self, outcome: Result<R>) -> Result<R> {
+        self.broken = outcome.as_ref().err().filter(|error| !error.is_of_all()).map(Error::to_string);
+        outcome
+    }
+
+    fn make_step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
         let (start, before) = (Instant::now(), self.comm.stats());
         self.clock.restart();
         let traced = self.clock.begin();
@@ -258,9 +282,7 @@ impl<T: Float> Trainer<T> {
         }
         if !(lr.is_finite() && lr >= 0.0) {
             // All ranks have it.
-            return Err(Error::Config {
-                problem: format!("the learning rate is {lr:?}: it has to be at least 0"),
-            });
+            return Err(Error::Rate { lr });
         }
         report.loss = global.loss / report.tokens as f64;
         report.grad_norm = global.norm / report.loss_scale;
@@ -329,65 +351,12 @@ impl<T: Float> Trainer<T> {
                 });
                 model.check()?;
             }
-            Action::Close(unit) => grads.close(unit)?,
+            // The others wait for what this rank will not bring.
+            Action::Close(unit) => grads.close(unit).inspect_err(|why| comm.abort(&why.to_string()))?,
             Action::Release(unit) => params.release(plan, unit),
         }
         // Without a progress thread, what was started moves only when someone calls.
         Ok(clock.communicate(|| comm.progress())?)
-    }
-
-    /// The token losses of `batch` (nats) in their order; a rank without one takes part in the gathers only.
-    ///
-    /// # Errors
-    /// A collective fails, as when another rank does.
-    ///
-    /// # Panics
-    /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
-    pub fn evaluate(&mut self, batch: Option<&Batch<'_>>) -> Result<&[f32]> {
-        self.comm.progress()?;
-        if let Some(batch) = batch {
-            self.model.begin(batch, 0.0);
-        }
-        let plan = Arc::clone(&self.plan);
-        for &action in &plan.evaluation.actions {
-            match action {
-                Action::Forward(_) if batch.is_none() => {}
-                action => self.perform(action)?,
-            }
-        }
-        if batch.is_some() {
-            // A device is waited for here.
-            self.model.losses();
-        }
-        self.model.check()?;
-        // As the norm's numbers, they may be made of weights that never came.
-        self.comm.progress()?;
-        Ok(if batch.is_some() { self.model.losses() } else { &[] })
-    }
-
-    /// Logits at `position` of `batch` (row * length + column), into `out` of the vocabulary's length. Every
-    /// rank calls it, with the same batch.
-    ///
-    /// # Errors
-    /// A collective fails, as when another rank does.
-    ///
-    /// # Panics
-    /// A batch that [`Model::begin`] does not take, a position outside it, or `out` of another length.
-    pub fn logits(&mut self, batch: &Batch<'_>, position: usize, out: &mut [f32]) -> Result<()> {
-        self.model.begin(batch, 0.0);
-        let head = self.model.units().len() - 1;
-        let plan = Arc::clone(&self.plan);
-        for &action in &plan.evaluation.actions {
-            match action {
-                Action::Forward(unit) if unit == head => {
-                    let Trainer { model, comm, plan, params, .. } = self;
-                    model.logits(position, &Lent { plan, params, meanwhile: &Meanwhile::new(comm) }, out);
-                }
-                action => self.perform(action)?,
-            }
-        }
-        self.model.check()?;
-        Ok(self.comm.progress()?)
     }
 
     /// Gathers every tensor in order and shows it to `sink`. Every rank calls it, and those that have a sink see the same
@@ -397,7 +366,7 @@ impl<T: Float> Trainer<T> {
     /// # Errors
     /// `sink` fails, which only its own rank says, or a collective does, as when another rank gives up.
     pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
-        self.comm.progress()?;
+        self.whole()?;
         let mut refused = None;
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;
@@ -491,6 +460,8 @@ fn plan_for<T: Float>(
 }
 
 mod batches;
+mod forward;
 mod state;
 #[cfg(test)]
 mod tests;
+mod told;

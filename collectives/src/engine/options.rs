@@ -43,7 +43,8 @@ pub struct Options {
     /// From how many bytes that a rank writes of a result in one go on they pass the caches by; by default as this
     /// processor's caches say.
     pub stream: Option<usize>,
-    /// Sizes at which algorithms change. The same on every rank.
+    /// Sizes at which algorithms change. The same on every rank: of what each other does by another one ranks hear nothing, and
+    /// may take other data for theirs.
     pub tuning: Tuning,
 }
 

@@ -258,7 +258,10 @@ pub unsafe trait Direct {
     fn published(&mut self, peer: usize, sequence: u64) -> Result<Option<(*const u8, usize, u64)>>;
 
     /// This rank has read all it will read of call `sequence`.
-    fn finish(&mut self, sequence: u64);
+    ///
+    /// # Safety
+    /// It has, and of every call before: peers write there again.
+    unsafe fn finish(&mut self, sequence: u64);
 
     /// Whether `peer` has finished reading for call `sequence`, or a later one in the same place, or has left.
     fn finished(&mut self, peer: usize, sequence: u64) -> bool;

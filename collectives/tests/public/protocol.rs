@@ -22,6 +22,12 @@ fn publish(t: &mut dyn Transport, sequence: u64, fingerprint: u64, data: &[u8]) 
     .expect("published");
 }
 
+/// This rank has read all of the call.
+fn finish(t: &mut dyn Transport, sequence: u64) {
+    // SAFETY: what was read is a copy.
+    unsafe { t.direct().expect("direct access").finish(sequence) };
+}
+
 fn read(t: &mut dyn Transport, peer: usize, sequence: u64) -> (Vec<u8>, u64) {
     until(t, |t| {
         let found = t.direct().expect("direct access").published(peer, sequence)?;
@@ -55,7 +61,7 @@ fn every_rank_reads_what_every_rank_published() {
                     "call {sequence}, {bytes} bytes of rank {peer}"
                 );
             }
-            t.direct().expect("direct access").finish(sequence);
+            finish(t, sequence);
             if kept.is_some() {
                 for peer in 0..n {
                     let over = |t: &mut dyn Transport| {
@@ -81,7 +87,7 @@ fn a_slot_waits_for_the_slowest_reader() {
             for peer in 1..3 {
                 read(t, peer, 0);
             }
-            t.direct().expect("direct access").finish(0);
+            finish(t, 0);
             let byte = 7u8;
             // SAFETY: inline.
             let early = unsafe { t.direct().expect("d").publish(depth, 0, &byte, 1) }.expect("no error");
@@ -97,7 +103,7 @@ fn a_slot_waits_for_the_slowest_reader() {
             for sequence in 0..=depth {
                 let expected = if sequence == depth { 7 } else { sequence as u8 };
                 assert_eq!(read(t, 0, sequence).0, [expected]);
-                t.direct().expect("direct access").finish(sequence);
+                finish(t, sequence);
             }
         }
     });
@@ -244,7 +250,7 @@ fn groups_are_apart_and_their_memory_comes_back() {
             for (peer, &rank) in parity.iter().enumerate() {
                 assert_eq!(read(t, peer, 0), (vec![rank as u8], round));
             }
-            t.direct().expect("direct access").finish(0);
+            finish(t, 0);
             let (next, previous) = ((t.rank() + 1) % t.size(), (t.rank() + t.size() - 1) % t.size());
             let data = [me as u8, round as u8];
             let request = send(t, next, 0, &data);
@@ -306,7 +312,7 @@ fn more_ranks_than_cores_make_progress_asleep() {
             for peer in 0..n {
                 assert_eq!(read(t, peer, sequence).0, sequence.to_le_bytes());
             }
-            t.direct().expect("direct access").finish(sequence);
+            finish(t, sequence);
         }
     });
 }

@@ -3,7 +3,7 @@
 //! What leaves, each rank shows its own part of, told by tensors and ranges of their elements, which no division of the model
 //! changes; what enters, each rank takes its own part of. So nothing of it has to be sent.
 
-use super::{Trainer, told_by};
+use super::{Trainer, told::told_by};
 use crate::error::{Error, Result};
 use crate::kernels::FLOATS;
 use crate::plan::{Home, Plan};

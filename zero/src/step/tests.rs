@@ -6,7 +6,7 @@ use crate::recorder::{Log, Recorder, units};
 use crate::stage::Stage;
 use collectives::schedule::{Algorithm, Kind, Tuning};
 use collectives::{DType, Options, ReduceOp};
-use models::{Gradients, Unit};
+use models::{Batch, Gradients, Unit};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -217,17 +217,86 @@ fn a_gradient_that_is_never_ready_is_named() {
         }
         fn logits(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut [f32]) {}
     }
-    for level in 0..4 {
-        let config = Config { stage: Stage::try_from(level).unwrap(), ..Config::default() };
+    for stage in Stage::ALL {
+        Communicator::on_threads(2, Options::default(), |comm| {
+            let (rank, config) = (comm.rank(), Config { stage, ..Config::default() });
+            let (log, losses) = (Log::default(), VecDeque::from([1.0]));
+            let scripted = Scripted { units: units(3), losses, log, loses: None };
+            let model: Box<dyn Model<f32>> = match rank {
+                0 => Box::new(scripted),
+                _ => Box::new(Forgets(scripted)),
+            };
+            let plan = plan_for(&*model, &config, false, &comm).unwrap();
+            let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+            let (kernels, ledger) = (Box::new(Recorder::default()), Ledger::default());
+            let mut trainer = Trainer::with(kernels, plan, model, comm.clone(), ledger, source).unwrap();
+            // The other waits for that gradient no longer than until it hears of it, and what is tried after it fails, too.
+            let tried = [
+                trainer.step(&mut Ones, 1e-3).unwrap_err(),
+                trainer.step(&mut Ones, 1e-3).unwrap_err(),
+                trainer.evaluate(Some(&BATCH)).unwrap_err(),
+                trainer.logits(&BATCH, 0, &mut []).unwrap_err(),
+                trainer.export(None).unwrap_err(),
+            ];
+            for error in tried.map(|error| error.to_string()) {
+                assert!(
+                    error.contains("unit 1") && error.contains("ready"),
+                    "rank {rank}, {stage:?}: {error}"
+                );
+            }
+            comm.barrier().expect_err("it is given up");
+        });
+    }
+}
+
+/// What a device has failed in is half done, of which the group knows nothing.
+#[test]
+fn after_a_device_s_failure_all_else_fails_too() {
+    struct Fails(Scripted, AtomicBool);
+    impl Model<f32> for Fails {
+        fn units(&self) -> &[Unit] {
+            &self.0.units
+        }
+        fn begin(&mut self, _: &Batch<'_>, _: f32) {}
+        fn forward_unit(&mut self, unit: usize, _: &dyn Weights<f32>) {
+            self.1.store(unit == 1, Ordering::Relaxed);
+        }
+        fn backward_unit(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut dyn Gradients<f32>) {}
+        fn losses(&mut self) -> &[f32] {
+            &[]
+        }
+        fn logits(&mut self, _: usize, _: &dyn Weights<f32>, _: &mut [f32]) {}
+        fn check(&self) -> collectives::Result<()> {
+            match self.1.swap(false, Ordering::Relaxed) {
+                true => Err(collectives::Error::GivenUp("the device is gone".into())),
+                false => Ok(()),
+            }
+        }
+    }
+    for (stage, of_step) in Stage::ALL.into_iter().flat_map(|stage| [(stage, true), (stage, false)]) {
         let comm = Communicator::threads(1).remove(0);
-        let (log, losses) = (Log::default(), VecDeque::new());
-        let model = Forgets(Scripted { units: units(3), losses, log, loses: None });
+        let config = Config { stage, ..Config::default() };
+        let scripted = Scripted { units: units(3), losses: [].into(), log: Log::default(), loses: None };
+        let model = Fails(scripted, AtomicBool::new(false));
         let plan = plan_for(&model, &config, false, &comm).unwrap();
         let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
         let (kernels, ledger) = (Box::new(Recorder::default()), Ledger::default());
-        let made = Trainer::with(kernels, plan, Box::new(model), comm, ledger, source);
-        let error = made.unwrap().step(&mut Ones, 1e-3).unwrap_err().to_string();
-        assert!(error.contains("unit 1") && error.contains("ready"), "stage {level}: {error}");
+        let made = Trainer::with(kernels, plan, Box::new(model), comm.clone(), ledger, source);
+        let mut trainer = made.unwrap();
+        let first = match of_step {
+            true => trainer.step(&mut Ones, 1e-3).unwrap_err(),
+            false => trainer.evaluate(Some(&BATCH)).unwrap_err(),
+        };
+        assert_eq!(first.to_string(), "the device is gone");
+        let tried = [
+            trainer.step(&mut Ones, 1e-3).unwrap_err(),
+            trainer.evaluate(Some(&BATCH)).unwrap_err(),
+            trainer.logits(&BATCH, 0, &mut []).unwrap_err(),
+            trainer.export(None).unwrap_err(),
+        ];
+        for error in tried.map(|error| error.to_string()) {
+            assert!(error.contains("a trainer that has failed (the device is gone)"), "{stage:?}: {error}");
+        }
     }
 }
 

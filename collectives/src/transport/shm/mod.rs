@@ -317,7 +317,7 @@ unsafe impl Direct for ShmTransport {
     }
 
     #[inline]
-    fn finish(&mut self, sequence: u64) {
+    unsafe fn finish(&mut self, sequence: u64) {
         slots::finish(self.group.own.done(sequence), sequence);
         self.ring_all();
     }
