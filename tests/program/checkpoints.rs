@@ -88,6 +88,24 @@ fn a_training_goes_on_with_the_same_bits_on_other_ranks_and_stages() {
     bench.nothing_left();
 }
 
+/// Its ranks ask each other how far they are while more buckets are under way than an engine has memory for beforehand.
+#[test]
+fn checkpoints_of_many_buckets_take_what_was_planned() {
+    let bench = bench();
+    for flags in ["--stage 1", "--stage 3", "--stage 2 --checkpoint-async", "--stage 0 --accumulate 3"] {
+        let train = "train --model baby --data random --seq 16 --micro-batch 1 --steps 3 --bucket-size 4K --ranks 2 \
+                     --sample 0 --val-fraction 0 --quiet --metrics run.jsonl --checkpoint ckpt --checkpoint-every 1";
+        bench.run(&format!("{train} {flags}")).success();
+        let lines = json_lines(&bench.path("run.jsonl"));
+        let summary = &lines.last().unwrap()["summary"];
+        for rank in 0..2 {
+            assert_eq!(summary["ranks"][rank]["memory"], summary["predicted_memory"], "{flags}");
+        }
+        fs::remove_dir_all(bench.path("ckpt")).unwrap();
+    }
+    bench.nothing_left();
+}
+
 #[test]
 fn a_training_that_is_asked_to_end_keeps_its_state_and_goes_on() {
     let bench = bench();

@@ -85,6 +85,28 @@ pub fn rank(comm: Communicator) {
         assert_eq!(held.bytes(), planned, "rank {me} of {size}, used");
     }
     many(&comm.split(Some(0), 0).expect("works").expect("a color was given"));
+    beside_many(&comm.split(Some(0), 0).expect("works").expect("a color was given"));
+}
+
+/// Small calls and messages that nobody planned, beside more calls in flight than have memory of their own.
+fn beside_many(comm: &Communicator) {
+    let (me, size) = (comm.rank(), comm.size());
+    let call = Call { in_place: true, ..Call::new(Kind::AllGather, DType::F32, SHARD) };
+    let (planned, held) = (scratch_bytes(&comm.group(), &[call]), comm.scratch());
+    comm.reserve(&[call]).expect("memory");
+    let start = |_| comm.start_all_gather_in_place::<f32>(filled(comm, SHARD * size)).expect("starts");
+    let started: Vec<_> = (0..40).map(start).collect();
+    let mut flags = [me as u8, 1];
+    comm.all_reduce_in_place(&mut flags[..], ReduceOp::Max).expect("works");
+    assert_eq!(flags, [size as u8 - 1, 1]);
+    let (to, from) = ((me + 1) % size, (me + size - 1) % size);
+    let (sent, mut received) = (Buffer::<u64>::zeroed(256), [1u64; 256]);
+    let message = comm.start_send(sent, to, 7).expect("starts");
+    comm.recv(&mut received[..], from, 7).expect("arrives");
+    message.wait().expect("left");
+    assert_eq!(received, [0; 256]);
+    started.into_iter().for_each(|pending| drop(pending.wait().expect("works")));
+    assert_eq!(held.bytes(), planned, "rank {me} of {size}, beside many");
 }
 
 /// More calls than have memory of their own, whose little they need is planned too.

@@ -60,10 +60,13 @@ pub fn ready_bytes(size: usize) -> usize {
     READY * kept(size)
 }
 
-/// Bytes of a piece of each kind that is enough for each of `calls`, 0 if none needs one.
+/// Bytes of a piece of each kind that is enough for each of `calls`, 0 if none needs one. What each of the first calls in flight
+/// has, later ones find here, too: a call or a message that is none of `calls` and needs no more takes nothing, however many are
+/// in flight as it comes.
 pub(super) fn pieces(group: &Group, calls: &[Call]) -> [usize; Kind::ALL.len()] {
     let local = Local { send_registered: true, recv_registered: true };
-    let mut needed = [0; Kind::ALL.len()];
+    let usual = if group.size > 1 { kept(group.size).next_multiple_of(PAGE) } else { 0 };
+    let mut needed = Kind::ALL.map(|kind| if kind == Kind::Published { 0 } else { usual });
     for &call in calls {
         let schedule = Schedule::new(call, group, local, None);
         let most = &mut needed[Kind::of(&schedule) as usize];
