@@ -302,7 +302,9 @@ pub fn weights_in(dir: &Path) -> Option<PathBuf> {
 
 /// The step of a checkpoint of this name.
 fn number(name: &str) -> Option<usize> {
-    name.strip_prefix(STEP)?.parse().ok()
+    let step = name.strip_prefix(STEP)?.parse().ok()?;
+    // A copy under another name of that step, such as step-07, is somebody's own.
+    (name == format!("{STEP}{step}")).then_some(step)
 }
 
 /// Whether a checkpoint has this name that is not whole.

@@ -203,6 +203,7 @@ impl Joined {
                 _ => tuning::load(&path, &label, world, &tune, tuning),
             };
             tuning = read.map_err(|e| tuning::told(args.ranks.tuning.as_ref(), e))?;
+            tuning::check(&expected.group(0, world, tuning), || label.clone())?;
         }
         let label = format!("{}{label}", if asked.nccl { "nccl+" } else { "" });
         let control = layers.control_bytes(transport, world, here.unwrap_or(1));

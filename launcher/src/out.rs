@@ -104,8 +104,8 @@ pub fn is_taken(stream: &impl AsFd, within: Duration) -> bool {
     matches!(poll(&mut [PollFd::new(stream, PollFlags::OUT)], Some(&within)), Ok(1..))
 }
 
-/// A line without what a terminal would obey, which may come from names of files and what is in them.
-fn harmless(line: &str) -> String {
+/// Lines without what a terminal would obey, which may come from names of files and what is in them.
+pub fn harmless(line: &str) -> String {
     let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     let mut shown = String::with_capacity(line.len());
     for c in line.chars() {

@@ -97,9 +97,11 @@ fn checked(args: &SbatchArgs) -> Result<Inner> {
             Some((text, None)) => {
                 return refuse(format!("--time {text} has no end before which the job could be asked"));
             }
-            Some((text, Some(all))) if u64::from(seconds) >= all => {
+            Some((text, Some(all))) if u64::from(seconds) + time::EARLY >= all => {
                 return refuse(format!(
-                    "the job would be asked as it begins, for --time {text} is {all} seconds, of whole minutes"
+                    "the job might be asked as it begins, for --time {text} is {all} seconds, of whole minutes, and Slurm may \
+                     ask {} seconds early",
+                    time::EARLY
                 ));
             }
             _ => {}
@@ -397,6 +399,7 @@ pub mod tests {
                 "--stop-before 60 --time 0:30 -- train --save m",
                 &["--stop-before 60", "--time 0:30 is 60 seconds"],
             ),
+            ("--stop-before 60 --time 2 -- train --save m", &["--time 2 is 120 seconds", "60 seconds early"]),
             ("--time abc -- train", &["--time abc", "UNLIMITED"]),
             (
                 "--stop-before 60 --time UNLIMITED -- train --save m",

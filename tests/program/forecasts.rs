@@ -121,3 +121,15 @@ fn a_plan_needs_neither_gpus_nor_hosts_nor_data() {
     bench.run("plan --ranks 64 --transport shm+ucx").refusal(2, &["shm+ucx", "add --ranks-per-node K"]);
     bench.nothing_left();
 }
+
+/// It would be refused when ranks meet.
+#[test]
+fn a_table_with_what_cannot_carry_its_collective_is_no_plan() {
+    let bench = bench();
+    bench.file("t.txt", "caravan-tuning 1\nthreads 2 reduce_scatter all direct-read direct-read\n");
+    let flags = "--model nano --data random --seq 16 --micro-batch 1 --steps 1 --ranks 2 --transport threads --tuning t.txt";
+    let words =
+        ["direct-read for reduce_scatter of threads with 2 ranks, which cannot carry it here (pairwise"];
+    bench.run(&format!("plan {flags}")).refusal(2, &words);
+    bench.run(&format!("train {flags} --sample 0")).refusal(2, &words);
+}

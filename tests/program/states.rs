@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 
 const TRAIN: &str =
     "train --model nano --data text.txt --seq 16 --micro-batch 1 --sample 0 --quiet --ranks 2 --steps 3";
@@ -204,6 +205,56 @@ fn what_is_no_state_or_no_place_for_a_model_is_refused() {
     fs::rename(bench.path("ckpt/step-4"), bench.path("step-3")).unwrap();
     bench.run("checkpoint step-3 --save model").success();
     bench.nothing_left();
+}
+
+/// Whoever opens a pipe waits for its writer.
+#[test]
+fn what_tells_of_a_state_is_a_file() {
+    let bench = trained("");
+    let told = bench.path("ckpt/step-3/training.json");
+    fs::remove_file(&told).unwrap();
+    for special in ["/dev/zero", "pipe"] {
+        match special {
+            "pipe" => assert!(Command::new("mkfifo").arg(&told).status().unwrap().success()),
+            device => symlink(device, &told).unwrap(),
+        }
+        bench.run("checkpoint ckpt").refusal(2, &["ckpt/step-3: training.json is no regular file"]);
+        bench.run("checkpoint ckpt --verify").refusal(1, &["ckpt/step-3: training.json is no regular file"]);
+        bench
+            .run(&format!("{TRAIN} --checkpoint ckpt --resume"))
+            .refusal(2, &["training.json is no regular file"]);
+        fs::remove_file(&told).unwrap();
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn names_that_are_almost_a_state_s_and_links_to_nothing_are_told_as_such() {
+    let bench = trained("");
+    // A copy of somebody's own, which no training takes away.
+    fs::rename(bench.path("ckpt/step-3"), bench.path("ckpt/step-03")).unwrap();
+    bench.run("checkpoint ckpt").refusal(2, &["checkpoint ckpt: has no state"]);
+    let go_on = format!("{TRAIN} --checkpoint ckpt --resume");
+    bench.run(&go_on).refusal(2, &["--checkpoint ckpt: has step-03, which is no checkpoint"]);
+    fs::remove_dir_all(bench.path("ckpt/step-03")).unwrap();
+    symlink("/nonexistent/step-9", bench.path("ckpt/step-9")).unwrap();
+    for flag in ["", "--verify"] {
+        let code = if flag.is_empty() { 2 } else { 1 };
+        bench.run(&format!("checkpoint ckpt {flag}")).refusal(code, &["step-9: training.json: No such file"]);
+    }
+    bench.nothing_left();
+}
+
+#[test]
+fn what_a_state_tells_gives_a_terminal_no_orders() {
+    let bench = trained("");
+    let told = bench.path("ckpt/step-3/training.json");
+    let text = fs::read_to_string(&told).unwrap();
+    let changed = text.replacen("\"--seed\": \"", "\"--seed\": \"\\u001b[31m", 1);
+    assert_ne!(text, changed);
+    fs::write(&told, changed).unwrap();
+    let said = bench.run("checkpoint ckpt").success().stdout;
+    assert!(said.contains("--seed \\u{1b}[31m") && !said.contains('\u{1b}'), "{said}");
 }
 
 /// It is none that has no state.

@@ -2,6 +2,7 @@
 
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
@@ -92,9 +93,16 @@ pub(super) fn tasks_per_node(variable: &str, text: &str) -> Result<Vec<usize>> {
 /// `host:port`, or an error that names the variable.
 pub(super) fn checked_address(variable: &str, text: &str) -> Result<String> {
     // What follows its last colon may be a port or not.
-    if text.parse::<std::net::Ipv6Addr>().is_ok() {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        let with_port = text.rsplit_once(':').filter(|(host, port)| {
+            host.parse::<Ipv6Addr>().is_ok() && port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        let meant = match with_port {
+            Some((host, port)) => format!("[{host}]:{port} or [{text}]:4000"),
+            None => format!("[{text}]:4000"),
+        };
         return Err(Error::Launch(format!(
-            "{variable}={text} is an address of IPv6, which takes brackets before its port, as in [{text}]:4000"
+            "{variable}={text} is an address of IPv6, which takes brackets before its port, as in {meant}"
         )));
     }
     match text.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
@@ -291,9 +299,17 @@ mod tests {
             let text = checked_address("V", bad).unwrap_err().to_string();
             assert!(text.contains("not of the form host:port"), "{text}");
         }
-        for bad in ["fd77::1", "::1", "fd77::1:2406"] {
+        for (bad, meant) in [
+            ("fd77::1", "[fd77::1]:4000"),
+            ("::1", "[::1]:4000"),
+            // It may have its port already.
+            ("::1:2999", "[::1]:2999 or [::1:2999]:4000"),
+            ("fd77::1:2406", "[fd77::1]:2406 or [fd77::1:2406]:4000"),
+            ("fd77::1:0", "in [fd77::1:0]:4000"),
+        ] {
             let text = checked_address("V", bad).unwrap_err().to_string();
             assert!(text.contains(&format!("V={bad} is an address of IPv6, which takes brackets")), "{text}");
+            assert!(text.ends_with(meant), "{text}");
         }
     }
 

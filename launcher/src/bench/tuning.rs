@@ -1,7 +1,7 @@
 //! Tuning tables on disk, and the choice of one.
 
 use crate::failure::{Failure, Result};
-use collectives::schedule::{Tuning, TuningTable};
+use collectives::schedule::{Algorithm, Group, Kind, Tuning, TuningTable};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -37,6 +37,29 @@ pub fn read(path: &Path) -> Result<TuningTable> {
     }
     let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string().into()))?;
     text.parse().map_err(|e: String| refuse(e.into()))
+}
+
+/// Whether what a table says of `group`, which is `called` so in it, can be done there.
+///
+/// # Errors
+/// An algorithm that cannot carry its collective.
+pub fn check(group: &Group, called: impl FnOnce() -> String) -> Result<()> {
+    for (kind, rule) in Kind::ALL.into_iter().zip(group.tuning.measured) {
+        let possible = Algorithm::candidates(kind, group);
+        let named = rule.into_iter().flat_map(|rule| [rule.small, rule.large]);
+        if let Some(other) = named.into_iter().find(|algorithm| !possible.contains(algorithm)) {
+            let possible: Vec<&str> = possible.iter().map(|algorithm| algorithm.name()).collect();
+            return Err(Failure::usage(format!(
+                "the tuning table has {other} for {kind} of {} with {} ranks, which cannot carry it here ({} can): it was \
+                 measured on another layout or written by hand, and 'caravan bench tune' with the same flags measures this \
+                 one",
+                called(),
+                group.size,
+                possible.join(", ")
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// What the table has rules for, in words.

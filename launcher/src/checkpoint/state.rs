@@ -105,7 +105,12 @@ impl State {
     /// It cannot be read, or is not whole.
     pub fn read(step: usize, dir: PathBuf) -> Result<State> {
         let refuse = |why: String| Failure::usage(format!("checkpoint {}: {why}", dir.display()));
-        let text = fs::read_to_string(dir.join(TRAINING)).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
+        let place = dir.join(TRAINING);
+        // To open a pipe would last for ever, and a device may have no end.
+        if place.metadata().is_ok_and(|there| !there.is_file()) {
+            return Err(refuse(format!("{TRAINING} is no regular file")));
+        }
+        let text = fs::read_to_string(place).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
         let told: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
         if !told["settings"].is_object() || told["step"] != json!(step) {
             return Err(refuse(format!("{TRAINING} is not that of step {step}")));

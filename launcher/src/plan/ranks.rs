@@ -238,21 +238,7 @@ impl Ranks {
             options.tuning = table.of(&group, self.world, options.tuning)?;
         }
         let comm = Communicator::new(transport, options)?;
-        for (kind, rule) in Kind::ALL.into_iter().zip(options.tuning.measured) {
-            let possible = comm.algorithms(kind);
-            let named = rule.into_iter().flat_map(|rule| [rule.small, rule.large]);
-            if let Some(other) = named.into_iter().find(|algorithm| !possible.contains(algorithm)) {
-                let possible: Vec<&str> = possible.iter().map(|algorithm| algorithm.name()).collect();
-                return usage(format!(
-                    "the tuning table has {other} for {kind} of {} with {} ranks, which cannot carry it here ({} can): it \
-                     was measured on another layout or written by hand, and 'caravan bench tune' with the same flags \
-                     measures this one",
-                    self.group(comm.nodes()),
-                    self.world,
-                    possible.join(", ")
-                ));
-            }
-        }
+        tuning::check(&comm.group(), || self.group(comm.nodes()))?;
         Ok(comm)
     }
 

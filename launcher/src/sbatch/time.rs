@@ -2,6 +2,9 @@
 
 use crate::failure::{Failure, Result};
 
+/// So many seconds before it was to, Slurm may ask a job at most.
+pub const EARLY: u64 = 60;
+
 /// Slurm counts seconds in so many bits.
 const MOST: u64 = i32::MAX as u64;
 
