@@ -320,7 +320,8 @@ impl Communicator {
         let host = self.split_host(family, color, rows)?;
         let Some(carrier) = &self.carrier else { return Ok(host) };
         match carrier.split(host.as_ref(), color, key) {
-            Ok(carrier) => Ok(host.map(|host| Communicator { carrier, ..host })),
+            Ok(Some(carrier)) => Ok(host.map(|host| host.with_carrier(carrier))),
+            Ok(None) => Ok(host),
             Err(error) => {
                 // The others may have their part, and wait for this rank in its calls.
                 let why = error.to_string();

@@ -5,6 +5,7 @@ use collectives::device::cuda::{Event, Gpu, Stream, Urgency};
 use collectives::device::{Cache, Launch, Module, PRODUCT_WORKSPACE, Product, Queue};
 use collectives::{Buffer, DType};
 use harness::Counting;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 #[global_allocator]
@@ -57,6 +58,10 @@ impl Bed {
         let remarks = std::sync::mpsc::channel().0;
         let mut stream = Stream::new(gpu, Urgency::Normal).expect("a stream").gathering(gathers, &remarks);
         stream.prepare(&[Module::reduce(DType::F32)]).expect("kernels");
+        for refused in [stream.memory(PRODUCT_WORKSPACE - 1), stream.host_memory(PRODUCT_WORKSPACE)] {
+            let lends = AssertUnwindSafe(|| stream.lend(refused.expect("memory")));
+            assert!(catch_unwind(lends).is_err(), "too short, or elsewhere");
+        }
         let workspace = stream.memory(PRODUCT_WORKSPACE).expect("memory");
         stream.lend(workspace);
         let matrices = std::array::from_fn(|_| Buffer::from_memory(stream.memory(256).expect("memory")));

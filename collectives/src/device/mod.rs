@@ -60,6 +60,9 @@ pub trait Queue: Send {
 
     /// Lends products [`PRODUCT_WORKSPACE`] bytes of the queue's memory to work in, before the first of them. A queue
     /// that was lent none takes them from the device.
+    ///
+    /// # Panics
+    /// Fewer bytes, or memory in another place than the queue's.
     fn lend(&mut self, workspace: Memory);
 
     /// Runs a kernel. A launch without blocks does nothing.

@@ -1,7 +1,7 @@
 //! A product of matrices, as a value.
 
 use super::launch::{Range, address, together};
-use crate::buffer::{Place, View, ViewMut};
+use crate::buffer::{Memory, Place, View, ViewMut};
 use crate::element::{DType, Element, Float};
 use std::marker::PhantomData;
 
@@ -97,10 +97,13 @@ impl<'a> Product<'a> {
     /// Adds another matrix of the result's shape.
     ///
     /// # Panics
-    /// Another length or type.
+    /// Another length or type, or memory that is not reached from where the product is.
     pub fn plus<E: Element>(self, other: View<'a, E>) -> Self {
         assert!(other.len() == self.m * self.n && E::DTYPE == self.output, "an addend of the result's shape");
-        Product { added: Some(address(other)), ..self }
+        let place = together(self.place, other.place());
+        let place = place
+            .unwrap_or_else(|| panic!("a product in {:?} plus a matrix in {:?}", self.place, other.place()));
+        Product { added: Some(address(other)), place, ..self }
     }
 
     /// The same so closely.
@@ -143,8 +146,63 @@ impl<'a> Product<'a> {
         [left, right, out].into_iter().chain(self.added.map(|start| Range { start, writable: 0, ..out }))
     }
 
-    /// Where the result is.
+    /// From where all of its matrices are reached.
     pub fn place(&self) -> Place {
         self.place
+    }
+}
+
+/// # Panics
+/// Products on a device in `place` cannot work in this memory: it is elsewhere, or shorter than [`PRODUCT_WORKSPACE`].
+pub(super) fn check_workspace(workspace: &Memory, place: Place) {
+    let (bytes, found) = (workspace.bytes(), workspace.place());
+    assert!(
+        bytes >= PRODUCT_WORKSPACE && found == place,
+        "{bytes} bytes in {found:?} for products to work in, which need {PRODUCT_WORKSPACE} in {place:?}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// What it says as it panics.
+    fn refusal<R>(work: impl FnOnce() -> R) -> String {
+        let panicked = catch_unwind(AssertUnwindSafe(work)).err().expect("a refusal");
+        *panicked.downcast::<String>().expect("a panic with numbers")
+    }
+
+    #[test]
+    fn an_addend_lies_where_the_product_is_reached_from() {
+        let (mut data, other) = ([0f32; 4], [0f32; 4]);
+        // SAFETY: never multiplied.
+        let view = |place| unsafe { View::from_raw(other.as_ptr(), other.len(), place) };
+        let start = data.as_mut_ptr();
+        let product = |place| {
+            let operand = (view(place), false);
+            // SAFETY: as above.
+            let out = unsafe { ViewMut::from_raw(start, 4, place) };
+            Product::new([2; 3], operand, operand, out)
+        };
+        let (gpu, pinned) = (Place::Device(0), Place::Pinned);
+        assert_eq!(product(gpu).plus(view(pinned)).place(), gpu);
+        assert_eq!(product(pinned).plus(view(gpu)).place(), gpu);
+        let said = refusal(|| product(gpu).plus(view(Place::Host)));
+        assert_eq!(said, "a product in Device(0) plus a matrix in Host");
+        refusal(|| product(gpu).plus(view(Place::Device(1))));
+    }
+
+    #[test]
+    fn products_are_lent_as_much_as_they_need_and_where_they_are() {
+        let lent = |bytes| Memory::host(bytes);
+        check_workspace(&lent(PRODUCT_WORKSPACE), Place::Host);
+        let said = refusal(|| check_workspace(&lent(PRODUCT_WORKSPACE - 1), Place::Host));
+        assert!(
+            said.starts_with("33554431 bytes in Host") && said.ends_with("need 33554432 in Host"),
+            "{said}"
+        );
+        let said = refusal(|| check_workspace(&lent(PRODUCT_WORKSPACE), Place::Device(0)));
+        assert!(said.ends_with("need 33554432 in Device(0)"), "{said}");
     }
 }

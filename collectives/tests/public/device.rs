@@ -2,16 +2,17 @@
 //! orders, none before somebody waits for it.
 
 use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
-use collectives::device::{Module, Queue, SharedQueue};
+use collectives::device::{Module, PRODUCT_WORKSPACE, Queue, SharedQueue};
 use collectives::schedule::Call;
 use collectives::{
-    Account, Alone, Communicator, DType, Lane, Message, Options, Order, Progress, ReduceOp, Result, Staged,
-    Wire, Wired,
+    Account, Alone, Communicator, DType, Lane, Memory, Message, Options, Order, Progress, ReduceOp, Result,
+    Staged, Wire, Wired,
 };
 use conformance::{
     calls_that_wait_for_places, device, groups_in_any_order, groups_while_others_wait, host_among_device,
     messages_and_calls, standard,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
@@ -292,6 +293,10 @@ impl Wire<EmulatedQueue> for Cut {
         "cut"
     }
 
+    fn group(&self) -> (usize, usize) {
+        self.0.group()
+    }
+
     unsafe fn exchange(&self, lane: Lane, queue: &mut EmulatedQueue, messages: &[Message]) -> Result<()> {
         let goes = |message: &&Message| self.1 != 1 || !message.outgoing;
         let messages: Vec<Message> = messages.iter().filter(goes).copied().collect();
@@ -322,6 +327,31 @@ impl Wire<EmulatedQueue> for Cut {
     fn split(&self, host: Option<&Communicator>, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         Ok(Wire::<EmulatedQueue>::split(&self.0, host, color, key)?.map(|wire| Cut(wire, self.1)))
     }
+}
+
+#[test]
+fn a_wire_of_another_group_is_refused() {
+    let Some(emulator) = emulator() else { return };
+    let host = Communicator::threads(2).remove(0);
+    let queue = SharedQueue::new(emulator.late_queue(0));
+    for (size, rank) in [(4, 0), (2, 1)] {
+        let wire = EmulatedWire::group(size).remove(rank);
+        let refused =
+            Wired::new(&host, queue.clone(), wire, Order::Native).err().expect("a refusal").to_string();
+        let said =
+            format!("a carrier for rank 0 of 2 was given the end of rank {rank} of {size} over emulated");
+        assert!(refused.contains(&said), "{refused}");
+    }
+}
+
+#[test]
+fn what_products_are_lent_is_on_their_device() {
+    let Some(emulator) = emulator() else { return };
+    let mut queue = emulator.queue(0);
+    let own = queue.memory(PRODUCT_WORKSPACE).expect("memory");
+    queue.lend(own);
+    let lends = AssertUnwindSafe(|| queue.lend(Memory::host(PRODUCT_WORKSPACE)));
+    assert!(catch_unwind(lends).is_err(), "memory of the host");
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::sync::Arc;
 struct Idle {
     rank: usize,
     size: usize,
+    /// How many more ranks than there are a part of the group has by its words.
+    more: usize,
 }
 
 fn nothing_is_given() -> Error {
@@ -66,11 +68,20 @@ impl Carrier for Idle {
         match self.rank {
             1 => Err(Error::GivenUp("the device has no queue left".into())),
             _ => {
-                Ok(host
-                    .map(|host| Arc::new(Idle { rank: host.rank(), size: host.size() }) as Arc<dyn Carrier>))
+                let part =
+                    |host: &Communicator| Idle { size: host.size() + self.more, rank: host.rank(), more: 0 };
+                Ok(host.map(|host| Arc::new(part(host)) as Arc<dyn Carrier>))
             }
         }
     }
+}
+
+/// Buffers of its calls would be of another length.
+#[test]
+#[should_panic(expected = "rank and size of idle and of its group")]
+fn a_part_of_another_group_is_refused() {
+    let whole = Communicator::threads(1).remove(0).with_carrier(Arc::new(Idle { rank: 0, size: 1, more: 1 }));
+    let _ = whole.split(Some(0), 0);
 }
 
 /// Its peer has its part of the group by then, and waits in it or in the whole.
@@ -78,7 +89,7 @@ impl Carrier for Idle {
 fn a_rank_that_cannot_split_is_heard_with_its_reason() {
     Communicator::on_threads(2, Options::default(), |host| {
         let (rank, size) = (host.rank(), host.size());
-        let comm = host.with_carrier(Arc::new(Idle { rank, size }));
+        let comm = host.with_carrier(Arc::new(Idle { rank, size, more: 0 }));
         let part = comm.split(Some(0), 0);
         assert_eq!(part.is_err(), rank == 1);
         let in_it = part.and_then(|part| part.expect("all are in it").barrier());

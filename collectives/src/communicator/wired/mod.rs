@@ -85,10 +85,10 @@ struct State<Q: Streams> {
 unsafe impl<Q: Streams> Send for State<Q> {}
 
 impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
-    /// A carrier for the group of `host`. All ranks call it together.
+    /// A carrier for the group of `host`, whose wire is `wire`. All ranks call it together.
     ///
     /// # Errors
-    /// The device gives no more memory, queues or events; a rank is lost.
+    /// A wire of another group; the device gives no more memory, queues or events; a rank is lost.
     pub fn new(host: &Communicator, compute: SharedQueue<Q>, wire: W, order: Order) -> Result<Self> {
         Wired::with_scratch(host, compute, wire, order, SCRATCH)
     }
@@ -136,6 +136,12 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         unplanned: Account,
         take: &dyn Fn(usize) -> Result<Memory>,
     ) -> Result<Self> {
+        let own = (host.rank(), host.size());
+        if wire.group() != own {
+            let [own, other] = [own, wire.group()].map(|(rank, size)| format!("rank {rank} of {size}"));
+            let problem = format!("a carrier for {own} was given the end of {other} over {}", wire.name());
+            return Err(Error::Launch(format!("{problem}: it takes that of its own group")));
+        }
         let host = Communicator { carrier: None, ..host.clone() };
         let wire = Arc::new(wire);
         let limit = limit.max(least_scratch(host.size()));

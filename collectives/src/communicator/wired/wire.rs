@@ -37,6 +37,9 @@ pub trait Wire<Q>: Send + Sync + Sized + 'static {
     /// Its name, such as `nccl`.
     fn name(&self) -> &str;
 
+    /// This rank and the ranks of the group whose bytes it moves.
+    fn group(&self) -> (usize, usize);
+
     /// Gives `queue` messages that all go on at once: none waits for another of them.
     ///
     /// # Safety

@@ -140,6 +140,7 @@ impl Products {
         })
     }
 
+    /// `workspace` is the GPU's, of [`PRODUCT_WORKSPACE`] bytes or more.
     pub(super) fn lend(&mut self, workspace: Memory) {
         self.workspace = Some(Buffer::from_memory(workspace));
     }

@@ -6,7 +6,7 @@ use super::gpu::Gpu;
 use super::product::Products;
 use crate::buffer::{Buffer, Memory, Place};
 use crate::device::launch::Launch;
-use crate::device::product::Product;
+use crate::device::product::{Product, check_workspace};
 use crate::device::source::Module;
 use crate::device::{Queue, Streams, Urgency};
 use crate::error::{Error, Result};
@@ -233,6 +233,7 @@ impl Queue for Stream {
     }
 
     fn lend(&mut self, workspace: Memory) {
+        check_workspace(&workspace, self.place());
         self.lent = Some(workspace);
     }
 

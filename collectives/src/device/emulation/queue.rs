@@ -4,7 +4,7 @@ use super::work::{Device, Moments, Task};
 use super::{Emulator, held, pinned, placed};
 use crate::buffer::{Memory, Place};
 use crate::device::launch::Launch;
-use crate::device::product::Product;
+use crate::device::product::{Product, check_workspace};
 use crate::device::source::Module;
 use crate::device::{Queue, Streams, Urgency};
 use crate::element::{DType, Float};
@@ -76,6 +76,7 @@ impl Queue for EmulatedQueue {
     }
 
     fn lend(&mut self, workspace: Memory) {
+        check_workspace(&workspace, self.place());
         self.lent = Some(workspace);
     }
 

@@ -91,6 +91,10 @@ impl Wire<EmulatedQueue> for EmulatedWire {
         "emulated wire"
     }
 
+    fn group(&self) -> (usize, usize) {
+        (self.rank, self.size)
+    }
+
     unsafe fn exchange(&self, lane: Lane, queue: &mut EmulatedQueue, messages: &[Message]) -> Result<()> {
         queue.device.give(queue.number, Task::Poll(self.task(lane, messages.iter().copied())))
     }

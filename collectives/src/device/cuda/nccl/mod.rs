@@ -160,6 +160,10 @@ impl Wire<Stream> for Nccl {
         &self.name
     }
 
+    fn group(&self) -> (usize, usize) {
+        (self.rank, self.host.size())
+    }
+
     unsafe fn exchange(&self, lane: Lane, queue: &mut Stream, messages: &[Message]) -> Result<()> {
         let stream = queue.handle()?;
         self.give(lane, "ncclGroupEnd", |library, comm| {
