@@ -78,10 +78,18 @@ impl Bed {
     fn step_of(&mut self, blocks: usize, x: usize) -> collectives::Result<()> {
         let [a, b, c] = &mut self.matrices;
         let launch = Launch::new(Module::reduce(DType::F32), KERNEL, [blocks, 1, 1], 32);
-        self.stream.launch(&launch.read_addresses(self.addresses.view(), 256).write(a.view_mut()).int(x))?;
-        self.stream.product(&Product::new([8, 8, 8], (a.view(), false), (b.view(), true), c.view_mut()))?;
-        // SAFETY: as much as the buffer has.
-        unsafe { self.stream.zero(b.view_mut().as_mut_ptr() as u64, 256) }
+        // SAFETY: this driver runs no kernel; the matrices are as large, and stay as long as the stream.
+        unsafe {
+            let launch = launch.read_addresses(self.addresses.view(), 256).write(a.view_mut()).int(x);
+            self.stream.launch(&launch)?;
+            self.stream.product(&Product::new(
+                [8, 8, 8],
+                (a.view(), false),
+                (b.view(), true),
+                c.view_mut(),
+            ))?;
+            self.stream.zero(b.view_mut().as_mut_ptr() as u64, 256)
+        }
     }
 }
 

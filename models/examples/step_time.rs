@@ -184,7 +184,8 @@ fn measure<T: Float>(config: &LlamaConfig, rows: usize, length: usize, threads: 
     let model = Llama::<T>::new(config, rows, length, recompute, threads, &accounts);
     let model = model.unwrap_or_else(|e| panic!("{e}"));
     let table = Table::default();
-    let mut model = model.with_ops(|inner| Timed { inner, table: table.clone() });
+    // SAFETY: each call is one of the inner kernels, with what the model gave.
+    let mut model = unsafe { model.with_ops(|inner| Timed { inner, table: table.clone() }) };
     let units = config.units();
     let new = |start: bool| -> Vec<Vec<Buffer<T>>> {
         let tensor = |spec: &models::TensorSpec| {

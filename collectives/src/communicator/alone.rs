@@ -50,18 +50,18 @@ impl<Q: Queue + 'static> Alone<Q> {
         unsafe {
             queue.upload(&(ends.send as u64).to_ne_bytes(), address.view_mut().as_mut_ptr() as u64)?;
         }
-        // SAFETY: the lengths were checked; whoever made the call keeps the buffers until it is done.
-        let (from, to) = unsafe {
-            (
-                View::<T>::from_raw(ends.send.cast(), call.count, place),
-                ViewMut::<T::Acc>::from_raw(ends.recv.cast(), call.count, place),
-            )
-        };
-        queue.launch(&reduce(call.op, &[from], address.view(), to))
+        // SAFETY: the lengths were checked; whoever made the call keeps the buffers until it is done, and the kernel finds the
+        // address of one of them where the queue has written it.
+        unsafe {
+            let from = View::<T>::from_raw(ends.send.cast(), call.count, place);
+            let to = ViewMut::<T::Acc>::from_raw(ends.recv.cast(), call.count, place);
+            queue.launch(&reduce(call.op, &[from], address.view(), to))
+        }
     }
 }
 
-impl<Q: Queue + 'static> Carrier for Alone<Q> {
+// SAFETY: of one rank, everything happens on the compute queue, in its order.
+unsafe impl<Q: Queue + 'static> Carrier for Alone<Q> {
     fn name(&self) -> &str {
         "one device alone"
     }

@@ -15,7 +15,13 @@ use std::sync::Arc;
 /// after [`wait`](Self::wait) comes after the call; neither blocks the host where that can be helped. Calls of one
 /// group start in the same order on all ranks. A failure is final: every later call returns it, and the host's
 /// communicator, over which ranks agree on other things, is told too.
-pub trait Carrier: Send + Sync {
+///
+/// # Safety
+/// [`group`](Self::group) is the one by which its calls read and write, and [`reaches`](Self::reaches) names no place whose
+/// memory it cannot carry. It touches a call's buffers only as the call says; once [`start`](Self::start) has refused it or
+/// [`wait`](Self::wait) has returned, whatever that says, only before anything that the compute queue is given from then on,
+/// and those of the host no more. The buffers of an [abandoned](Self::abandon) call it keeps until nothing touches them.
+pub unsafe trait Carrier: Send + Sync {
     /// The name of what moves the bytes, such as `nccl`.
     fn name(&self) -> &str;
 

@@ -5,7 +5,8 @@ use crate::buffer::{Place, View, ViewMut};
 use crate::element::Element;
 use std::marker::PhantomData;
 
-/// A kernel with its grid and arguments, ready to run. The lifetime is that of the memory it touches.
+/// A kernel with its grid and arguments, ready to run. The lifetime is that of the memory it touches. Whether the kernel takes
+/// them, who runs it answers for ([`Queue::launch`](super::Queue::launch)).
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
     /// What to load.

@@ -33,7 +33,14 @@ use crate::error::Result;
 ///
 /// Memory that a call was given must stay, and not be used otherwise, until a later [`synchronize`](Self::synchronize)
 /// or whatever else the queue offers to order work has shown that the call is done.
-pub trait Queue: Send {
+///
+/// # Safety
+/// Memory that it gives out is as long as was asked for, in its [`place`](Self::place), which never changes, or the host's
+/// where that was asked for, and is freed only once no queue of the device uses it any more; page-locked memory stays where it
+/// was. Calls touch what they were given and nothing else, in the order of calls. Once [`synchronize`](Self::synchronize) has
+/// returned, whatever it says, nothing that was given before touches memory any more; where it returns no error, all that is
+/// done. So is what was given before an event was recorded once it has [`happened`](Self::happened).
+pub unsafe trait Queue: Send {
     /// A moment of a queue: everything that it had been given when the event was recorded.
     type Event: Send + Sync;
 
@@ -66,10 +73,19 @@ pub trait Queue: Send {
     fn lend(&mut self, workspace: Memory);
 
     /// Runs a kernel. A launch without blocks does nothing.
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;
+    ///
+    /// # Safety
+    /// The kernel is written for such a grid, such shared memory and such arguments, and for what memory holds by then that it
+    /// finds memory by, such as indices and addresses. The arrays exist, no two overlap of which it writes one unless it is
+    /// written for that, and they stay as the trait says; so do those whose addresses it reads.
+    unsafe fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;
 
     /// Multiplies matrices.
-    fn product(&mut self, product: &Product<'_>) -> Result<()>;
+    ///
+    /// # Safety
+    /// The matrices exist, the result overlaps no other but an addend that is the result itself, and they stay as the trait
+    /// says.
+    unsafe fn product(&mut self, product: &Product<'_>) -> Result<()>;
 
     /// In how many ways the device's library would compute a product; number 0, the one that it advises, is taken unless
     /// [`Product::by`] says otherwise.
@@ -138,7 +154,11 @@ pub enum Urgency {
 }
 
 /// Queues of one device, which order their work by events and do it side by side otherwise.
-pub trait Streams: Queue + Sized + 'static {
+///
+/// # Safety
+/// A [`sibling`](Self::sibling) is of the same device and in the same place: it reaches what this one does. What is given
+/// [`after`](Self::after) an event starts only once all is done that was given before the event was last recorded.
+pub unsafe trait Streams: Queue + Sized + 'static {
     /// Another queue of the same device, apart from this one.
     fn sibling(&self, urgency: Urgency) -> Result<Self>;
 

@@ -58,7 +58,8 @@ impl<Q: Queue> SharedQueue<Q> {
     }
 }
 
-impl<Q: Queue> Queue for SharedQueue<Q> {
+// SAFETY: everything is the inner queue's, but memory of the arena, which was the inner queue's too.
+unsafe impl<Q: Queue> Queue for SharedQueue<Q> {
     type Event = Q::Event;
 
     fn place(&self) -> Place {
@@ -92,12 +93,14 @@ impl<Q: Queue> Queue for SharedQueue<Q> {
         self.lock().lend(workspace);
     }
 
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
-        self.lock().launch(launch)
+    unsafe fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.lock().launch(launch) }
     }
 
-    fn product(&mut self, product: &Product<'_>) -> Result<()> {
-        self.lock().product(product)
+    unsafe fn product(&mut self, product: &Product<'_>) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.lock().product(product) }
     }
 
     fn ways(&mut self, product: &Product<'_>) -> Result<usize> {

@@ -12,6 +12,11 @@ use collectives::{Buffer, DType, Element, Float, View, ViewMut, bytes_of, bytes_
 ///
 /// Calls return as soon as their work is queued. Once a device has refused any (its memory is damaged, its driver is gone)
 /// they do nothing more, and [`check`](Ops::check) says what was refused.
+///
+/// That is sound by who calls: a [`Llama`](crate::Llama), which alone makes and owns one. It gives the kernels nothing but its
+/// own buffers, which it keeps as long as the queue, and weights and gradients on the device, which nobody reaches but by work
+/// that is ordered with the queue's, and which are freed only once the device is done with them; and tokens that it has found
+/// in the vocabulary.
 pub struct Cuda<Q: Queue> {
     queue: Q,
     by: TensorCores,
@@ -89,8 +94,8 @@ impl<Q: Queue> Cuda<Q> {
         Ok(Cuda { queue, by, precision, fetched, delta, partials, failed: None })
     }
 
-    fn run<'a>(&mut self, launches: impl IntoIterator<Item = Launch<'a>>) {
-        launches.into_iter().for_each(|launch| self.give(|queue| queue.launch(&launch)));
+    fn run(&mut self, launch: Launch<'_>) {
+        run(&mut self.queue, &mut self.failed, &[launch]);
     }
 
     /// Gives the queue something to do.
@@ -107,6 +112,15 @@ fn give<Q>(
 ) {
     if failed.is_none() {
         *failed = work(queue).err();
+    }
+}
+
+/// Gives a queue launches that this crate has made of what a model gives its kernels, unless it has `failed` before.
+fn run<Q: Queue>(queue: &mut Q, failed: &mut Option<collectives::Error>, launches: &[Launch<'_>]) {
+    for launch in launches {
+        // SAFETY: whatever makes launches here makes such as the kernel takes, and has checked lengths; memory stays, and holds
+        // what belongs there, as `Cuda` says.
+        give(queue, failed, |queue| unsafe { queue.launch(launch) });
     }
 }
 
@@ -171,11 +185,12 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
             Plus::Old => product.plus_old(),
             Plus::Other(other) => product.plus(other),
         };
-        self.give(|queue| queue.product(&product));
+        // SAFETY: lengths were checked; the matrices stay, and are apart, as `Cuda` says.
+        self.give(|queue| unsafe { queue.product(&product) });
     }
 
     fn embed(&mut self, tokens: View<'_, u32>, table: View<'_, T>, out: ViewMut<'_, T>) {
-        self.run([embed::embed(tokens, table, out)]);
+        self.run(embed::embed(tokens, table, out));
     }
 
     fn embed_backward(
@@ -190,11 +205,11 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
             // SAFETY: the view is that long, and zero is a number of every type.
             self.give(|queue| unsafe { queue.zero(d_table.as_mut_ptr() as u64, bytes) });
         }
-        self.run([embed::embed_backward(order, d_out, d_table, add)]);
+        self.run(embed::embed_backward(order, d_out, d_table, add));
     }
 
     fn norm(&mut self, x: View<'_, T>, weight: View<'_, T>, eps: f32, out: ViewMut<'_, T>) {
-        self.run([elementwise::norm(x, None, weight, eps, out)]);
+        self.run(elementwise::norm(x, None, weight, eps, out));
     }
 
     fn norm_backward(
@@ -208,7 +223,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         let Cuda { queue, partials, failed, .. } = self;
         let partials = &mut partials.view_mut();
         let launches = elementwise::norm_backward(normed, d_out, d_x, add, d_weight, partials);
-        launches.iter().for_each(|launch| give(queue, failed, |queue| queue.launch(launch)));
+        run(queue, failed, &launches);
     }
 
     fn rope<E: Float>(
@@ -220,7 +235,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         length: usize,
         turn: Turn,
     ) {
-        self.run([elementwise::rope(x, angles, heads, width, length, turn)]);
+        self.run(elementwise::rope(x, angles, heads, width, length, turn));
     }
 
     fn attention(
@@ -232,26 +247,26 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         out: ViewMut<'_, T>,
         log_sums: ViewMut<'_, f32>,
     ) {
-        self.run([attention::attention(self.by, shape, q, k, v, out, log_sums)]);
+        self.run(attention::attention(self.by, shape, q, k, v, out, log_sums));
     }
 
     fn attention_backward(&mut self, shape: AttentionShape, a: AttentionBackward<'_, T, T>) {
         let Cuda { queue, by, delta, failed, .. } = self;
         let delta = &mut delta.view_mut();
         let launches = attention::attention_backward(*by, shape, a, delta);
-        launches.iter().for_each(|launch| give(queue, failed, |queue| queue.launch(launch)));
+        run(queue, failed, &launches);
     }
 
     fn swiglu(&mut self, gate: View<'_, T>, up: View<'_, T>, out: ViewMut<'_, T>) {
-        self.run([elementwise::swiglu(gate, up, out)]);
+        self.run(elementwise::swiglu(gate, up, out));
     }
 
     fn swiglu_backward(&mut self, gate: ViewMut<'_, T>, up: ViewMut<'_, T>, d_out: ViewMut<'_, T>) {
-        self.run([elementwise::swiglu_backward(gate, up, d_out)]);
+        self.run(elementwise::swiglu_backward(gate, up, d_out));
     }
 
     fn losses(&mut self, logits: ViewMut<'_, T>, targets: View<'_, u32>, losses: ViewMut<'_, f32>) {
-        self.run([loss::cross_entropy(logits, targets, losses, None)]);
+        self.run(loss::cross_entropy(logits, targets, losses, None));
     }
 
     /// The gradient takes the logits' place.
@@ -263,7 +278,7 @@ impl<T: Float, Q: Queue> Ops<T> for Cuda<Q> {
         _: ViewMut<'a, T>,
         scale: f32,
     ) -> View<'a, T> {
-        self.run([loss::cross_entropy(logits.reborrow(), targets, losses, Some(scale))]);
+        self.run(loss::cross_entropy(logits.reborrow(), targets, losses, Some(scale)));
         logits.into()
     }
 }

@@ -71,7 +71,8 @@ fn workspace(shape: &CudaShape, allocator: &mut Allocator<'_>) -> (Buffer<f32>, 
 impl<T: Float, Q: Queue> Llama<T, Cuda<Q>> {
     /// A model on the device of `queue` for micro-batches of up to `rows` sequences of up to `length` tokens, with these
     /// kernels for attention. All memory is taken now and booked on `accounts`, kernels are compiled or loaded from where
-    /// they were kept.
+    /// they were kept. Weights and gradients that it is given lie on this device, and what else is done with them is ordered
+    /// with `queue`.
     ///
     /// # Errors
     /// A configuration or micro-batch that cannot be, a model or device that does not take these kernels, something of CUDA

@@ -112,7 +112,11 @@ impl<T: Float, O: Ops<T>> Llama<T, O> {
     }
 
     /// The same model on other kernels made from its own, such as ones that measure them.
-    pub fn with_ops<P: Ops<T, Work = O::Work>>(self, make: impl FnOnce(O) -> P) -> Llama<T, P> {
+    ///
+    /// # Safety
+    /// The new ones give the model's own nothing but what the model has given them, as those of a device
+    /// ([`Cuda`](crate::cuda::Cuda)) rely on.
+    pub unsafe fn with_ops<P: Ops<T, Work = O::Work>>(self, make: impl FnOnce(O) -> P) -> Llama<T, P> {
         let Llama { config, shape, units, state, ops, now } = self;
         Llama { config, shape, units, state, ops: make(ops), now }
     }

@@ -16,7 +16,8 @@ fn multiply(kernel: &str, seed: u64) -> Result<Vec<f32>, String> {
     let range = Range { start: x.host_mut().as_mut_ptr() as u64, bytes: 256, writable: 1, reaches: 0 };
     let (slots, ranges) = ([range.start, 0, 64], [range]);
     let parts = Parts { threads: 128, shared: 8192, ..parts(kernel, 1, &slots, &ranges) };
-    emulator.run(&parts, seed).map(|()| x.host().to_vec())
+    // SAFETY: the ranges are buffers of this function.
+    unsafe { emulator.run(&parts, seed) }.map(|()| x.host().to_vec())
 }
 
 #[test]
@@ -47,7 +48,8 @@ fn every_kind_of_mistake_is_noticed() {
         let (start_x, start_y) = (x.host_mut().as_mut_ptr() as u64, y.host().as_ptr() as u64);
         let range = |start, writable| Range { start, bytes: 128, writable, reaches: 0 };
         let ranges = [range(start_x, 1), range(start_y, 0)];
-        emulator.run(&parts(kernel, 2, &[start_x, start_y, 32], &ranges), seed)
+        // SAFETY: as above.
+        unsafe { emulator.run(&parts(kernel, 2, &[start_x, start_y, 32], &ranges), seed) }
     };
     let mistakes = [
         ("out_of_bounds", "writes 4 bytes at byte 128 of array 0, which has 128 bytes"),
@@ -81,7 +83,8 @@ fn every_kind_of_mistake_is_noticed() {
     ];
     let slots = [ranges[0].start, ranges[1].start, 32];
     for seed in 0..4 {
-        emulator.run(&parts("correct", 1, &slots, &ranges), seed).unwrap();
+        // SAFETY: as above.
+        unsafe { emulator.run(&parts("correct", 1, &slots, &ranges), seed) }.unwrap();
         assert!(x.host().iter().enumerate().all(|(i, x)| *x == 64.0 - i as f32));
     }
 }

@@ -36,7 +36,8 @@ impl Faulty {
     }
 }
 
-impl Queue for Faulty {
+// SAFETY: the inner queue does everything, or a part of it.
+unsafe impl Queue for Faulty {
     type Event = <EmulatedQueue as Queue>::Event;
 
     fn place(&self) -> Place {
@@ -67,13 +68,14 @@ impl Queue for Faulty {
         self.queue.lend(workspace);
     }
 
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+    unsafe fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         self.launches += 1;
         self.reaches(launch.place())?;
         if self.fault == Fault::Forgets && self.launches.is_multiple_of(3) {
             return Ok(());
         }
-        self.queue.launch(launch)?;
+        // SAFETY: by the caller.
+        unsafe { self.queue.launch(launch)? };
         let written = launch.ranges().iter().find(|range| range.writable != 0);
         match (self.fault, written) {
             (Fault::Cuts, Some(range)) => {
@@ -85,9 +87,10 @@ impl Queue for Faulty {
         }
     }
 
-    fn product(&mut self, product: &Product<'_>) -> Result<()> {
+    unsafe fn product(&mut self, product: &Product<'_>) -> Result<()> {
         self.reaches(Some(product.place()))?;
-        if self.fault == Fault::Multiplies { Ok(()) } else { self.queue.product(product) }
+        // SAFETY: by the caller.
+        if self.fault == Fault::Multiplies { Ok(()) } else { unsafe { self.queue.product(product) } }
     }
 
     unsafe fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<()> {

@@ -5,7 +5,7 @@ use super::meter::Meter;
 use super::{Activity, Elapsed, Kernels, Needs, PART, Update};
 use crate::error::Result;
 use crate::grads::Reduced;
-use collectives::device::{Module, Queue, SharedQueue, Streams};
+use collectives::device::{Launch, Module, Queue, SharedQueue, Streams};
 use collectives::{Account, Buffer, DType, Element, Float, View, ViewMut, bytes_of, bytes_of_mut};
 use models::cuda::{self, sources};
 
@@ -36,6 +36,14 @@ impl<Q: Streams> Device<Q> {
         let passing = Buffer::from_memory(queue.host_memory(PART * size_of::<T>())?);
         let (numbers, passing) = (numbers.booked(account), passing.booked(account));
         Ok(Device { queue, meter: Meter::default(), numbers, passing })
+    }
+
+    /// Runs a launch of this file, which is made by functions that have checked lengths.
+    fn run(&mut self, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: their launches are such as the kernels take; the arrays' owner keeps them as long as the queue, which what
+        // else uses them is ordered with.
+        unsafe { self.queue.launch(launch)? };
+        Ok(())
     }
 
     fn zero<E: Element>(&mut self, mut out: ViewMut<'_, E>) -> Result<()> {
@@ -74,11 +82,11 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
     }
 
     fn add(&mut self, sum: ViewMut<'_, f32>, x: View<'_, f32>) -> Result<()> {
-        Ok(self.queue.launch(&cuda::accumulate::<f32>(x, sum))?)
+        self.run(&cuda::accumulate::<f32>(x, sum))
     }
 
     fn round(&mut self, from: View<'_, f32>, to: ViewMut<'_, T>) -> Result<()> {
-        Ok(self.queue.launch(&cuda::narrow::<T>(from, to))?)
+        self.run(&cuda::narrow::<T>(from, to))
     }
 
     fn clear_words(&mut self, words: ViewMut<'_, u64>) -> Result<()> {
@@ -86,10 +94,10 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
     }
 
     fn squares(&mut self, gradient: Reduced<'_, T>, sum: ViewMut<'_, u64>) -> Result<()> {
-        Ok(self.queue.launch(&match gradient {
+        self.run(&match gradient {
             Reduced::Stored(g) => cuda::squares::<T, T>(g, sum),
             Reduced::Wide(g) => cuda::squares::<T, f32>(g, sum),
-        })?)
+        })
     }
 
     fn update(&mut self, bucket: Update<'_, T>, _: Option<Reduced<'_, T>>) -> Result<()> {
@@ -98,7 +106,7 @@ impl<T: Float, Q: Streams> Kernels<T> for Device<Q> {
             let c = cuda::Coefficients { keep: *keep, ..*coefficients };
             let master = master.as_mut().map(ViewMut::reborrow);
             let (m, v, param, range) = (m.reborrow(), v.reborrow(), param.reborrow(), range.clone());
-            self.queue.launch(&match gradient {
+            self.run(&match gradient {
                 Reduced::Stored(g) => cuda::adamw::<T, T>(&c, g, master, m, v, param, range),
                 Reduced::Wide(g) => cuda::adamw::<T, f32>(&c, g, master, m, v, param, range),
             })?;

@@ -14,7 +14,9 @@ use crate::schedule::Call;
 use std::any::Any;
 use std::sync::Arc;
 
-impl<Q: Streams> Carrier for Staged<Q> {
+// SAFETY: buffers are copied by queues that come after what the compute queue was given, and that it comes after once a call is
+// waited for; between lies memory of the carrier's own. After a failure none of them goes on.
+unsafe impl<Q: Streams> Carrier for Staged<Q> {
     fn name(&self) -> &str {
         &self.0.name
     }

@@ -304,7 +304,9 @@ impl<Q: Streams> State<Q> {
     }
 }
 
-impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
+// SAFETY: the wire is of the same group; a call's queue comes after what the compute queue was given, and that after the call
+// once it is waited for. After a failure the queues have ended what they had.
+unsafe impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
     fn name(&self) -> &str {
         self.wire.name()
     }

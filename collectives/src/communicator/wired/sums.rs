@@ -128,9 +128,11 @@ unsafe fn sum<T: Element, O: Element, Q: Queue>(
     // The queue writes them after the last kernel has read its own.
     // SAFETY: the table is as long as the group is large, and stays as long as the queue.
     unsafe { queue.upload(bytes_of(addresses), table.view_mut().as_mut_ptr() as u64)? };
-    // SAFETY: by the caller.
-    let out = unsafe { ViewMut::<O>::from_raw(out.cast(), elements, place) };
     let table: View<'_, u64> = table.view().slice(0..addresses.len());
     let vectors = addresses.iter().all(|address| address % 16 == 0);
-    queue.launch(&reduce_addresses::<T, O>(call.op, table, vectors, out))
+    // SAFETY: by the caller; the kernel finds the addresses where the queue has written them.
+    unsafe {
+        let out = ViewMut::<O>::from_raw(out.cast(), elements, place);
+        queue.launch(&reduce_addresses::<T, O>(call.op, table, vectors, out))
+    }
 }

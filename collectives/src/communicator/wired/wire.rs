@@ -33,7 +33,11 @@ pub struct Message {
 
 /// Moves bytes between the devices of a group. Every rank gives each lane the same calls in the same order; between
 /// two ranks, messages of one lane match in order.
-pub trait Wire<Q>: Send + Sync + Sized + 'static {
+///
+/// # Safety
+/// [`group`](Self::group) is the one by which it reads and writes. It touches what it was given only as messages and calls say,
+/// and in the order of the queue that was given it; once it is [aborted](Self::abort) and the queue synchronized, no more.
+pub unsafe trait Wire<Q>: Send + Sync + Sized + 'static {
     /// Its name, such as `nccl`.
     fn name(&self) -> &str;
 

@@ -73,8 +73,8 @@ impl Kernel {
             *argument = std::ptr::from_ref(slot).cast_mut().cast();
         }
         let ([x, y, z], null) = (self.grid, std::ptr::null_mut());
-        // SAFETY: the kernel has these parameters (tests launch the same values in the emulation, which counts them);
-        // each is read from the low bytes of its slot before the call returns.
+        // SAFETY: the kernel has these parameters, as who gave the launch promised (tests launch the same values in the
+        // emulation, which counts them); each is read from the low bytes of its slot before the call returns.
         let status = unsafe {
             (gpu.driver().launch)(
                 self.function,

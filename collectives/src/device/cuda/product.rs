@@ -175,9 +175,10 @@ impl Products {
         let beta = if described.key.added == Added::Nothing { &zero } else { &one };
         let [left, right, out] = &described.layouts;
         let added = described.other.as_ref().unwrap_or(out);
-        // SAFETY: the matrices exist, as `Product` has checked, and stay until the stream has used them; scales are
-        // read before the call returns. Our row-major result is the library's column-major transpose, so that its
-        // left matrix is our right one.
+        // SAFETY: whoever gave the product promised its matrices until the stream has used them; they are as long as the
+        // description says, as `Product` has checked, and so is the workspace, which stays as long as the stream. Scales
+        // are read before the call returns. Our row-major result is the library's column-major transpose, so that its left
+        // matrix is our right one.
         let status = unsafe {
             (self.library.product)(
                 self.handle.handle,

@@ -188,7 +188,9 @@ impl Stream {
     }
 }
 
-impl Queue for Stream {
+// SAFETY: streams do what they are given in its order, and the driver takes memory for them, which it frees once they are done
+// with it; what is gathered and not given holds all memory (`Hold`). What has failed runs no more.
+unsafe impl Queue for Stream {
     type Event = Event;
 
     fn place(&self) -> Place {
@@ -237,7 +239,7 @@ impl Queue for Stream {
         self.lent = Some(workspace);
     }
 
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+    unsafe fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         if launch.is_empty() {
             return Ok(());
         }
@@ -247,7 +249,7 @@ impl Queue for Stream {
         self.take(Item::Kernel(Kernel::new(launch, function)))
     }
 
-    fn product(&mut self, product: &Product<'_>) -> Result<()> {
+    unsafe fn product(&mut self, product: &Product<'_>) -> Result<()> {
         self.accepts("a product", Some(product.place()))?;
         self.gpu.enter()?;
         match self.products()?.ready(product)? {
@@ -297,9 +299,12 @@ impl Queue for Stream {
     }
 
     fn synchronize(&mut self) -> Result<()> {
-        let handle = self.handle()?;
+        // Where something is refused, what was given before it goes on.
+        let given = self.give();
+        self.gpu.enter()?;
         // SAFETY: a live stream.
-        self.gpu.check("waiting for a stream", unsafe { (self.gpu.driver().stream_synchronize)(handle) })
+        let status = unsafe { (self.gpu.driver().stream_synchronize)(self.handle) };
+        given.and(self.gpu.check("waiting for a stream", status))
     }
 
     fn event(&self) -> Result<Event> {
@@ -322,7 +327,8 @@ impl Queue for Stream {
     }
 }
 
-impl Streams for Stream {
+// SAFETY: a sibling is of the same GPU; the driver's streams wait for its events.
+unsafe impl Streams for Stream {
     fn sibling(&self, urgency: Urgency) -> Result<Self> {
         Stream::new(&self.gpu, urgency)
     }

@@ -120,9 +120,11 @@ impl Emulator {
         EmulatedQueue::new(self.clone(), seed, true)
     }
 
-    /// Runs a kernel from its parts, in the order of `seed`. The ranges are memory of this process that nobody else uses
-    /// meanwhile.
-    pub fn run(&self, parts: &Parts<'_>, seed: u64) -> Result<(), String> {
+    /// Runs a kernel from its parts, in the order of `seed`. What it does wrong is an error.
+    ///
+    /// # Safety
+    /// The ranges are memory of this process that nobody else uses meanwhile as the kernel does.
+    pub unsafe fn run(&self, parts: &Parts<'_>, seed: u64) -> Result<(), String> {
         let Parts { module, kernel, grid, threads, shared, slots, ranges } = *parts;
         let library = {
             let libraries = locked(&self.libraries);
@@ -133,7 +135,8 @@ impl Emulator {
         let library = library.ok_or_else(|| "it was not prepared".to_string())?;
         let (module, name) = (Name::of(module)?, Name::of(kernel)?);
         let mut error = [0u8; 1024];
-        // SAFETY: the library has this symbol with this signature, and checks each access against the ranges.
+        // SAFETY: the library has this symbol with this signature, and checks each access against the ranges, which exist by
+        // the caller.
         let failed = unsafe {
             let emulate = library.get::<Emulate>(b"caravan_emulate\0").map_err(|e| e.to_string())?;
             emulate(

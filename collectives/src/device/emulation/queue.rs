@@ -47,7 +47,9 @@ impl EmulatedQueue {
     }
 }
 
-impl Queue for EmulatedQueue {
+// SAFETY: tasks are done in their order, by whoever holds the device's lock, and none after a failure; memory that goes first
+// ends what may use it (`Quiet`), or no task outlives its call.
+unsafe impl Queue for EmulatedQueue {
     type Event = EmulatedEvent;
 
     fn place(&self) -> Place {
@@ -80,23 +82,25 @@ impl Queue for EmulatedQueue {
         self.lent = Some(workspace);
     }
 
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+    unsafe fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         if launch.is_empty() {
             return Ok(());
         }
         self.accepts(launch.kernel, launch.place())?;
         if !self.device.late {
-            return self.device.launch(launch);
+            // SAFETY: by the caller.
+            return unsafe { self.device.launch(launch) };
         }
-        // SAFETY: only the lifetime changes; whoever gives a launch promises its memory until the launch is done.
+        // SAFETY: only the lifetime changes; the caller promises the memory until the launch is done.
         let launch = unsafe { std::mem::transmute::<Launch<'_>, Launch<'static>>(launch.clone()) };
         self.device.give(self.number, Task::Launch(Box::new(launch)))
     }
 
-    fn product(&mut self, product: &Product<'_>) -> Result<()> {
+    unsafe fn product(&mut self, product: &Product<'_>) -> Result<()> {
         self.accepts("a product", Some(product.place()))?;
         if !self.device.late {
-            return multiply_any(product);
+            // SAFETY: by the caller.
+            return unsafe { multiply_any(product) };
         }
         // SAFETY: as for a launch.
         let product = unsafe { std::mem::transmute::<Product<'_>, Product<'static>>(*product) };
@@ -154,7 +158,8 @@ impl EmulatedEvent {
     }
 }
 
-impl Streams for EmulatedQueue {
+// SAFETY: a sibling is of the same device, whose queues wait for its events.
+unsafe impl Streams for EmulatedQueue {
     fn sibling(&self, _: Urgency) -> Result<Self> {
         Ok(EmulatedQueue { device: self.device.clone(), number: self.device.add_queue(), lent: None })
     }
@@ -193,8 +198,11 @@ pub(super) unsafe fn zero(at: u64, bytes: usize) {
 }
 
 /// Multiplies now.
-pub(super) fn multiply_any(product: &Product<'_>) -> Result<()> {
-    // SAFETY: `Product` has checked lengths and lent the memory; it is the process's.
+///
+/// # Safety
+/// As [`Queue::product`], of memory of the process.
+pub(super) unsafe fn multiply_any(product: &Product<'_>) -> Result<()> {
+    // SAFETY: by the caller; `Product` has checked lengths and types.
     unsafe {
         match (product.inputs, product.output) {
             (DType::F32, DType::F32) => multiply::<f32, f32>(product),

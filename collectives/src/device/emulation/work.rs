@@ -178,9 +178,11 @@ impl Device {
 
     fn perform(&self, work: &mut Work, task: Task) {
         let done = match task {
-            Task::Launch(launch) => self.launch(&launch),
-            Task::Product(product) => multiply_any(&product),
-            // SAFETY: whoever gave the task promised the ranges until it is done.
+            // SAFETY: whoever gave the task promised its memory until it is done.
+            Task::Launch(launch) => unsafe { self.launch(&launch) },
+            // SAFETY: as above.
+            Task::Product(product) => unsafe { multiply_any(&product) },
+            // SAFETY: as above.
             Task::Copy { from, to, bytes } => unsafe {
                 copy(from, to, bytes);
                 Ok(())
@@ -213,7 +215,10 @@ impl Device {
     }
 
     /// Runs a kernel now.
-    pub fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+    ///
+    /// # Safety
+    /// As [`Queue::launch`](crate::device::Queue::launch), of memory of the process.
+    pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let failed = |source_text| Error::System {
             what: format!("emulating {} of {}", launch.kernel, launch.module),
             source_text,
@@ -228,6 +233,7 @@ impl Device {
             slots: launch.slots(),
             ranges: launch.ranges(),
         };
-        self.emulator.run(&parts, self.seed).map_err(failed)
+        // SAFETY: by the caller.
+        unsafe { self.emulator.run(&parts, self.seed) }.map_err(failed)
     }
 }

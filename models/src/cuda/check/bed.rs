@@ -166,7 +166,9 @@ impl<Q: Queue> Stream<'_, Q> {
         let done = match launches.iter().any(|launch| launch.place() == Some(Place::Host)) {
             true => copies::launch(&mut queue, &launches),
             false => {
-                launches.iter().try_for_each(|launch| queue.launch(launch)).and_then(|()| queue.synchronize())
+                // SAFETY: a case's launches are such as their kernels take, and borrow their memory until the wait below.
+                let given = launches.iter().try_for_each(|launch| unsafe { queue.launch(launch) });
+                given.and(queue.synchronize())
             }
         };
         self.settle(done);

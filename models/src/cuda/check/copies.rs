@@ -63,9 +63,9 @@ pub(super) fn launch<Q: Queue>(queue: &mut SharedQueue<Q>, launches: &[Launch<'_
     }
     let place = copies.queue.place();
     for launch in launches {
-        // SAFETY: all its arrays have copies, which live until everything is done.
-        let moved = unsafe { launch.moved(|address| copies.at(address), place) };
-        copies.queue.launch(&moved)?;
+        // SAFETY: all its arrays have copies, which live until everything is done; a case's launches are such as their kernels
+        // take.
+        unsafe { copies.queue.launch(&launch.moved(|address| copies.at(address), place))? };
     }
     copies.back()
 }
@@ -77,8 +77,7 @@ pub(super) fn multiply<Q: Queue>(queue: &mut SharedQueue<Q>, product: &Product<'
     let copies = unsafe { Copies::new(queue, spans)? };
     let place = copies.queue.place();
     // SAFETY: all of them have copies, which live until everything is done.
-    let moved = unsafe { product.moved(|address| copies.at(address), place) };
-    copies.queue.product(&moved)?;
+    unsafe { copies.queue.product(&product.moved(|address| copies.at(address), place))? };
     copies.back()
 }
 

@@ -56,7 +56,7 @@ pub(super) fn copy<Q: Streams>(b: &mut Bench<'_, Q>, _: &LlamaConfig, _: usize) 
     let (from, mut to) = (b.zeros::<u8>(bytes)?, b.zeros::<u8>(bytes)?);
     let (from_at, to_at) = (from.view().as_ptr() as u64, to.view_mut().as_mut_ptr() as u64);
     // SAFETY: both buffers are that long and kept.
-    b.time("copy", "copy", Moved(2 * bytes), |q| unsafe { q.copy(from_at, to_at, bytes) })
+    b.time("copy", "copy", Moved(2 * bytes), |q| unsafe { q.0.copy(from_at, to_at, bytes) })
 }
 
 pub(super) fn norms<Q: Streams>(b: &mut Bench<'_, Q>, config: &LlamaConfig, n: usize) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Device memory with something in it, and the time of work on a queue.
 
 use super::{Missing, Row, Scale, Shown, Work};
-use collectives::device::{Queue, SharedQueue, Streams};
+use collectives::device::{Launch, Product, Queue, SharedQueue, Streams};
 use collectives::{Buffer, Element, Error, Float, Result, bytes_of};
 
 /// A queue with what is measured on it.
@@ -11,6 +11,24 @@ pub(super) struct Bench<'a, Q: Streams> {
     events: (Q::Event, Q::Event),
     wanted: &'a dyn Fn(&str) -> bool,
     show: &'a mut dyn FnMut(Shown<'_>),
+}
+
+/// The queue as what is timed has it.
+pub(super) struct Timed<Q>(pub SharedQueue<Q>);
+
+impl<Q: Queue> Timed<Q> {
+    /// Runs a launch that is timed.
+    pub fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: what is timed are launches that this crate has made for their kernels, on buffers of the bench, which only such
+        // work uses, and which the queue's memory keeps until it is done; tokens among them are in the vocabulary.
+        unsafe { self.0.launch(launch) }
+    }
+
+    /// Multiplies what is timed.
+    pub fn product(&mut self, product: &Product<'_>) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.product(product) }
+    }
 }
 
 impl<'a, Q: Streams> Bench<'a, Q> {
@@ -74,7 +92,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
         group: &'static str,
         name: impl Into<String>,
         bound: Work,
-        work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>,
+        work: impl FnMut(&mut Timed<Q>) -> Result<()>,
     ) -> Result<()> {
         if (self.wanted)(group) {
             let name = name.into();
@@ -114,11 +132,12 @@ impl<'a, Q: Streams> Bench<'a, Q> {
     }
 
     /// The time of one call of `work`: the median over batches that are long enough to time.
-    pub fn seconds(&mut self, mut work: impl FnMut(&mut SharedQueue<Q>) -> Result<()>) -> Result<f64> {
+    pub fn seconds(&mut self, mut work: impl FnMut(&mut Timed<Q>) -> Result<()>) -> Result<f64> {
+        let mut timed = Timed(self.queue.clone());
         let mut batch = |calls: usize| -> Result<f64> {
             let (start, end) = &self.events;
             self.queue.record(start)?;
-            (0..calls).try_for_each(|_| work(&mut self.queue))?;
+            (0..calls).try_for_each(|_| work(&mut timed))?;
             self.queue.record(end)?;
             self.queue.synchronize()?;
             Ok(Q::seconds(start, end)? / calls as f64)
