@@ -58,7 +58,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     }
     write(&mut writer, batch.finish()?)?;
     if bytes == 0 {
-        return Err(Failure::usage("the data are empty: there is nothing to make tokens of"));
+        let named: Vec<_> = args.data.iter().map(|path| path.display().to_string()).collect();
+        let empty = format!("--data {} is empty: there is nothing to make tokens of", named.join(" "));
+        return Err(Failure::usage(empty));
     }
     if writer.is_empty() {
         return Err(Failure::usage(format!(

@@ -348,6 +348,9 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
     train("none.json").refusal(2, &["none.json", "'bytes'"]);
     bench.run("tokenize --data text.txt --tokenizer none.json --out t.bin").refusal(2, &["none.json"]);
     bench.run("tokenize --data none.txt --out t.bin").refusal(2, &["none.txt"]);
+    bench.file("blank.txt", "");
+    let empty = "--data blank.txt is empty: there is nothing to make tokens of";
+    bench.run("tokenize --data blank.txt --out t.bin").refusal(2, &[empty]);
     bench.run("tokenize --data text.txt --out no/dir/t.bin").refusal(2, &["--out", "no/dir"]);
     // Every word of the text is known, and none of its spaces is a word.
     bench.file("spaces.txt", " \n ");

@@ -104,7 +104,11 @@ impl Training {
             line.clear();
         }
         match training.steps.is_empty() {
-            true if training.runs == 0 => Err(refuse(format!("is empty; {WRITTEN}"))),
+            true if training.runs == 0 => {
+                // What is left of it was not read to its end.
+                let has = if line.is_empty() { "is empty" } else { "has no whole line" };
+                Err(refuse(format!("{has}; {WRITTEN}")))
+            }
             true => Err(refuse("has no step yet: there is nothing to show of it".into())),
             false => Ok(training),
         }
@@ -294,6 +298,8 @@ pub mod tests {
         assert_eq!(of(&format!("{run}\n{one}\n{one}")).unwrap()[0].steps.len(), 1);
         for (text, words) in [
             (String::new(), "is empty"),
+            ("{\"run\":{}}".into(), "has no whole line"),
+            ("hello".into(), "has no whole line"),
             (format!("{run}\n"), "has no step yet"),
             (format!("{one}\n"), "line 1 comes before any that begins with \"run\""),
             (format!("{run}\n{{\n"), "line 2 is not JSON"),
