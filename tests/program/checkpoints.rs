@@ -456,3 +456,24 @@ fn a_checkpoint_that_cannot_be_written_leaves_the_one_before() {
     assert_eq!(over.stderr, "");
     bench.nothing_left();
 }
+
+/// All ranks hear why, in as many words as it takes.
+#[test]
+fn a_checkpoint_that_is_refused_with_long_words_takes_no_memory() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let dir = format!("disk/{}", vec!["x".repeat(120); 5].join("/"));
+    let run = format!(
+        "mkdir -p {dir}; (until ls -d {dir}/c/step-* && mount -o remount,size=2200k disk; do :; done >/dev/null 2>&1) & \
+         {CARAVAN} {TRAIN} --dtype f32 --ranks 2 --transport shm --checkpoint {dir}/c --checkpoint-every 20 --steps 400; \
+         code=$?; wait; exit $code"
+    );
+    let Some(outcome) = with_disk(&bench, "3200k", &run) else { return };
+    outcome.refusal(1, &[&dir, "its disk has", "the run went on without a checkpoint of step "]);
+    let lines = json_lines(&bench.path("m.jsonl"));
+    let summary = &lines.last().unwrap()["summary"];
+    for rank in 0..2 {
+        assert_eq!(summary["ranks"][rank]["memory"], summary["predicted_memory"], "rank {rank}");
+    }
+    bench.nothing_left();
+}

@@ -3,6 +3,7 @@
 use super::{EXTRA, Member, lost};
 use crate::bootstrap::hosts;
 use crate::bootstrap::place::{Found, Listener, Place, Search, Why, is_of_another_host, is_of_every_host};
+use crate::bootstrap::spawn;
 use crate::bootstrap::wire::{self, Kind, Partial, Stream, Trouble, Wait};
 use crate::error::{Error, Result};
 use crate::watch::Waited;
@@ -333,6 +334,11 @@ fn ended(
     Some(Error::PeerLost { rank: wait.rank, peer: me.ranks[hello.index], how })
 }
 
+/// What may be with ranks that have not come to their host's place of meeting: with those of one start only one thing.
+fn of_one_host(they: &str) -> String {
+    if spawn::supervised() { format!("{they} may hang") } else { OF_ONE_HOST.to_owned() }
+}
+
 /// What is wrong with an address at which the middle, this rank, waits in vain, if something is.
 fn doubt(address: &str, rank: usize) -> Option<String> {
     if is_of_every_host(address) {
@@ -357,7 +363,7 @@ fn missing(
     let hint = match place {
         // Who has met all others before is neither on another host nor of another job.
         Place::Unix(_) if part => format!("{they} may hang"),
-        Place::Unix(_) => OF_ONE_HOST.to_owned(),
+        Place::Unix(_) => of_one_host(they),
         Place::Tcp(_) => {
             format!(
                 "{they} may have failed before, or cannot reach that address, which CARAVAN_RENDEZVOUS=host:port sets"
@@ -414,7 +420,7 @@ pub(super) fn connect(place: &Place, me: &Member<'_>, timeout: Duration, wait: &
         }
         if late {
             let hint = match place {
-                Place::Unix(_) => OF_ONE_HOST.to_owned(),
+                Place::Unix(_) => of_one_host(&format!("rank {middle}")),
                 Place::Tcp(address) => {
                     let itself =
                         if is_of_every_host(address) { format!("; {OF_EVERY_HOST}") } else { String::new() };
