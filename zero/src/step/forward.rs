@@ -16,7 +16,7 @@ impl<T: Float> Trainer<T> {
     /// A collective fails, as when another rank does.
     ///
     /// # Panics
-    /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
+    /// A batch that [`Model::begin`](models::Model::begin) does not take, as a larger one than the model was built for.
     pub fn evaluate(&mut self, batch: Option<&Batch<'_>>) -> Result<&[f32]> {
         self.whole()?;
         let made = self.pass_forward(batch);
@@ -51,7 +51,7 @@ impl<T: Float> Trainer<T> {
     /// A collective fails, as when another rank does.
     ///
     /// # Panics
-    /// A batch that [`Model::begin`] does not take, a position outside it, or `out` of another length.
+    /// A batch that [`Model::begin`](models::Model::begin) does not take, a position outside it, or `out` of another length.
     pub fn logits(&mut self, batch: &Batch<'_>, position: usize, out: &mut [f32]) -> Result<()> {
         self.whole()?;
         let made = self.pass_to_logits(batch, position, out);
