@@ -250,10 +250,10 @@ impl Communicator {
     /// [`Error::Argument`] for a call that cannot be made here, [`Error::System`] where the system refuses the memory.
     pub fn reserve(&self, calls: &[Call]) -> Result<()> {
         calls.iter().try_for_each(|call| self.possible(call))?;
-        match &self.carrier {
-            Some(carrier) => carrier.reserve(calls),
-            None => self.handle.shared.lock().reserve(calls),
-        }
+        let Some(carrier) = &self.carrier else { return self.handle.shared.lock().reserve(calls) };
+        carrier.reserve(calls)?;
+        // What is not a device's still goes by the engine.
+        self.handle.shared.lock().reserve(&[])
     }
 
     /// This rank's place, and what schedules depend on beside it.
