@@ -6,8 +6,8 @@ use collectives::{Communicator, ReduceOp};
 /// What must be the same on every rank: flags with their meaning, in a fixed order.
 pub type Signature = Vec<(&'static str, String)>;
 
-/// Bytes of texts that go at once. For longer ones peers could not read where they are the engine would make and keep room, which
-/// no plan counts.
+/// Bytes of texts that go at once: what ranks of a host show each other without room that the engine would make and keep, which no
+/// plan counts.
 const AT_ONCE: usize = 512;
 
 /// Every rank's text, in rank order.

@@ -464,9 +464,9 @@ fn a_checkpoint_that_is_refused_with_long_words_takes_no_memory() {
     bench.text("text.txt", 3000);
     let dir = format!("disk/{}", vec!["x".repeat(120); 5].join("/"));
     let run = format!(
-        "mkdir -p {dir}; (until ls -d {dir}/c/step-* && mount -o remount,size=2200k disk; do :; done >/dev/null 2>&1) & \
+        "mkdir -p {dir}; (until ls -d {dir}/c/step-* && mount -o remount,size=2200k disk; do :; done >/dev/null 2>&1) & full=$!; \
          {CARAVAN} {TRAIN} --dtype f32 --ranks 2 --transport shm --checkpoint {dir}/c --checkpoint-every 20 --steps 400; \
-         code=$?; wait; exit $code"
+         code=$?; kill $full 2>/dev/null; wait; exit $code"
     );
     let Some(outcome) = with_disk(&bench, "3200k", &run) else { return };
     outcome.refusal(1, &[&dir, "its disk has", "the run went on without a checkpoint of step "]);

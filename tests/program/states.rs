@@ -228,6 +228,26 @@ fn what_tells_of_a_state_is_a_file() {
     bench.nothing_left();
 }
 
+/// So are those whose sums are told.
+#[test]
+fn what_is_compared_is_a_file() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let words = word_tokenizer(&bench, 256);
+    let words = words.file_name().unwrap().to_str().unwrap();
+    bench.run(&format!("{TRAIN} --checkpoint ckpt --tokenizer {words}")).success();
+    bench.run("checkpoint ckpt --verify").success();
+    let beside = bench.path("ckpt/step-3/weights/tokenizer.json");
+    fs::remove_file(&beside).unwrap();
+    assert!(Command::new("mkfifo").arg(&beside).status().unwrap().success());
+    for flags in ["--verify", "--save model"] {
+        bench
+            .run(&format!("checkpoint ckpt {flags}"))
+            .refusal(1, &["weights/tokenizer.json", "not a regular file"]);
+    }
+    bench.nothing_left();
+}
+
 #[test]
 fn names_that_are_almost_a_state_s_and_links_to_nothing_are_told_as_such() {
     let bench = trained("");
@@ -283,6 +303,12 @@ fn a_directory_that_may_not_be_read_is_told_as_that() {
         outcome.refusal(2, &["--checkpoint ckpt: Permission denied"]);
     }
     allow("ckpt", 0o755);
+    // Or only listed.
+    allow("ckpt/step-3", 0o744);
+    if let Some(outcome) = as_nobody(&bench, "checkpoint ckpt/step-3") {
+        outcome.refusal(2, &["checkpoint ckpt/step-3: Permission denied"]);
+    }
+    allow("ckpt/step-3", 0o755);
     bench.run("checkpoint ckpt --verify").success();
     bench.nothing_left();
 }

@@ -115,10 +115,13 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether all ranks say so together, and nothing is left half done.
-    pub(crate) fn is_of_all(&self) -> bool {
-        use Error::{Batch, NotFinite, Rate, Stopped, Unlike};
-        matches!(self, NotFinite { .. } | Batch { .. } | Unlike { .. } | Stopped { .. } | Rate { .. })
+    /// Whether nothing is left half done: all ranks say so together, or a sink does, without which all went on.
+    pub(crate) fn leaves_whole(&self) -> bool {
+        use Error::{Batch, Export, NotFinite, Rate, Stopped, Unlike};
+        matches!(
+            self,
+            Export { .. } | NotFinite { .. } | Batch { .. } | Unlike { .. } | Stopped { .. } | Rate { .. }
+        )
     }
 
     /// Of the numbers of a step, one of which is not finite, in a training without another scale of the loss.

@@ -200,7 +200,7 @@ impl<T: Float> Trainer<T> {
 
     /// What came of something that may have been broken off.
     fn after<R>(&mut self, outcome: Result<R>) -> Result<R> {
-        self.broken = outcome.as_ref().err().filter(|error| !error.is_of_all()).map(Error::to_string);
+        self.broken = outcome.as_ref().err().filter(|error| !error.leaves_whole()).map(Error::to_string);
         outcome
     }
 
@@ -365,8 +365,13 @@ impl<T: Float> Trainer<T> {
     ///
     /// # Errors
     /// `sink` fails, which only its own rank says, or a collective does, as when another rank gives up.
-    pub fn export(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
+    pub fn export(&mut self, sink: Option<&mut Sink<'_, T>>) -> Result<()> {
         self.whole()?;
+        let made = self.show_units(sink);
+        self.after(made)
+    }
+
+    fn show_units(&mut self, mut sink: Option<&mut Sink<'_, T>>) -> Result<()> {
         let mut refused = None;
         for unit in 0..self.model.units().len() {
             self.params.gather(&self.plan, unit)?;

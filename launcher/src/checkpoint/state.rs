@@ -83,8 +83,16 @@ impl State {
     pub fn found(dir: &Path, unreadable: impl Fn(io::Error) -> Failure) -> Result<(usize, PathBuf)> {
         // One that has lost what tells of it is one, too.
         let is_one = |dir: &PathBuf| is_state(dir) || dir.join(name(Kept::Weights)).is_dir();
-        let own = dir.canonicalize().ok().filter(is_one);
+        let own = dir.canonicalize().ok();
         let step = own.as_ref().and_then(|dir| number(dir.file_name()?.to_str()?));
+        // What is in one may be looked at by nobody else.
+        let told = own.as_ref().filter(|_| step.is_some()).map(|dir| dir.join(TRAINING).symlink_metadata());
+        if let Some(Err(e)) = told
+            && e.kind() == ErrorKind::PermissionDenied
+        {
+            return Err(unreadable(e));
+        }
+        let step = step.filter(|_| own.as_ref().is_some_and(is_one));
         let (found, has) = match (step, fs::metadata(dir)) {
             (Some(step), _) => (Some((step, dir.to_owned())), ""),
             (None, Ok(there)) if there.is_dir() => (last_step(dir).map_err(&unreadable)?, "has no state"),

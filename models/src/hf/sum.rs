@@ -1,8 +1,8 @@
 //! What tells later whether a file is still as it was written.
 
 use crate::error::{Error, Result};
+use crate::regular::regular;
 use crc32fast::Hasher;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -22,9 +22,9 @@ impl Sum {
     /// Of a file as it is now.
     ///
     /// # Errors
-    /// The system's refusal.
+    /// The system's refusal, or no regular file.
     pub fn of_file(path: &Path) -> Result<Sum> {
-        let mut file = File::open(path).map_err(|e| Error::system("open", path, e))?;
+        let (mut file, _) = regular(path)?;
         let (mut summing, mut piece) = (Summing::default(), vec![0; CHUNK]);
         loop {
             match file.read(&mut piece) {

@@ -57,8 +57,13 @@ impl<T: Float> Trainer<T> {
     /// # Errors
     /// `sink` fails, which only its own rank says, a collective does, or [`restore`](Self::restore) has before.
     pub fn export_state(&mut self, kept: Kept, sink: &mut StateSink<'_>) -> Result<()> {
-        self.comm.progress()?;
+        self.whole()?;
         self.optimizer.check()?;
+        let made = self.show_shards(kept, sink);
+        self.after(made)
+    }
+
+    fn show_shards(&mut self, kept: Kept, sink: &mut StateSink<'_>) -> Result<()> {
         let plan = Arc::clone(&self.plan);
         let mut told = Told { sink: Some(sink), refused: None };
         // Without a master the parameters are f32 themselves.
@@ -120,7 +125,7 @@ impl<T: Float> Trainer<T> {
     /// ranks then say; steps were made before; or a collective fails. After an error the trainer makes no step until it is
     /// restored.
     pub fn restore(&mut self, standing: Standing, source: &mut StateSource<'_>) -> Result<()> {
-        self.comm.progress()?;
+        self.whole()?;
         let Standing { steps: made, .. } = self.standing;
         if made > 0 {
             // Its weights are no longer those that it was made with.
@@ -177,8 +182,9 @@ impl<T: Float> Trainer<T> {
     /// Waits for what is still on its way of the last update.
     ///
     /// # Errors
-    /// A collective fails, as when another rank does.
+    /// A collective fails, as when another rank does, or something has failed before.
     pub fn settle(&mut self) -> Result<()> {
+        self.whole()?;
         let whole = |unit: &usize| self.plan.weights[*unit] == Home::Whole;
         (0..self.plan.layout.len()).filter(whole).try_for_each(|unit| self.params.gather(&self.plan, unit))
     }

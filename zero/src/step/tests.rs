@@ -237,6 +237,8 @@ fn a_gradient_that_is_never_ready_is_named() {
                 trainer.evaluate(Some(&BATCH)).unwrap_err(),
                 trainer.logits(&BATCH, 0, &mut []).unwrap_err(),
                 trainer.export(None).unwrap_err(),
+                trainer.export_state(Kept::Weights, &mut |_, _, _| Ok(())).unwrap_err(),
+                trainer.settle().unwrap_err(),
             ];
             for error in tried.map(|error| error.to_string()) {
                 assert!(
@@ -274,29 +276,37 @@ fn after_a_device_s_failure_all_else_fails_too() {
         }
     }
     for (stage, of_step) in Stage::ALL.into_iter().flat_map(|stage| [(stage, true), (stage, false)]) {
-        let comm = Communicator::threads(1).remove(0);
-        let config = Config { stage, ..Config::default() };
-        let scripted = Scripted { units: units(3), losses: [].into(), log: Log::default(), loses: None };
-        let model = Fails(scripted, AtomicBool::new(false));
-        let plan = plan_for(&model, &config, false, &comm).unwrap();
-        let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
-        let (kernels, ledger) = (Box::new(Recorder::default()), Ledger::default());
-        let made = Trainer::with(kernels, plan, Box::new(model), comm.clone(), ledger, source);
-        let mut trainer = made.unwrap();
-        let first = match of_step {
-            true => trainer.step(&mut Ones, 1e-3).unwrap_err(),
-            false => trainer.evaluate(Some(&BATCH)).unwrap_err(),
-        };
-        assert_eq!(first.to_string(), "the device is gone");
-        let tried = [
-            trainer.step(&mut Ones, 1e-3).unwrap_err(),
-            trainer.evaluate(Some(&BATCH)).unwrap_err(),
-            trainer.logits(&BATCH, 0, &mut []).unwrap_err(),
-            trainer.export(None).unwrap_err(),
-        ];
-        for error in tried.map(|error| error.to_string()) {
-            assert!(error.contains("a trainer that has failed (the device is gone)"), "{stage:?}: {error}");
-        }
+        // Of so many units some are on their way by then.
+        Communicator::on_threads(2, Options::default(), |comm| {
+            let config = Config { stage, ..Config::default() };
+            let scripted = Scripted { units: units(8), losses: [].into(), log: Log::default(), loses: None };
+            let model = Fails(scripted, AtomicBool::new(false));
+            let plan = plan_for(&model, &config, false, &comm).unwrap();
+            let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+            let (kernels, ledger) = (Box::new(Recorder::default()), Ledger::default());
+            let made = Trainer::with(kernels, plan, Box::new(model), comm.clone(), ledger, source);
+            let mut trainer = made.unwrap();
+            let first = match of_step {
+                true => trainer.step(&mut Ones, 1e-3).unwrap_err(),
+                false => trainer.evaluate(Some(&BATCH)).unwrap_err(),
+            };
+            assert_eq!(first.to_string(), "the device is gone");
+            let tried = [
+                trainer.step(&mut Ones, 1e-3).unwrap_err(),
+                trainer.evaluate(Some(&BATCH)).unwrap_err(),
+                trainer.logits(&BATCH, 0, &mut []).unwrap_err(),
+                trainer.export(None).unwrap_err(),
+                trainer.export_state(Kept::Weights, &mut |_, _, _| Ok(())).unwrap_err(),
+                trainer.restore(Standing::default(), &mut |_, _, _, _| Ok(())).unwrap_err(),
+                trainer.settle().unwrap_err(),
+            ];
+            for error in tried.map(|error| error.to_string()) {
+                assert!(
+                    error.contains("a trainer that has failed (the device is gone)"),
+                    "{stage:?}: {error}"
+                );
+            }
+        });
     }
 }
 
