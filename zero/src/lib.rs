@@ -27,6 +27,8 @@ mod schedule;
 mod stage;
 mod standing;
 mod step;
+mod told;
+mod trainer;
 
 pub use config::{Config, Placement};
 pub use doing::Doing;
@@ -38,4 +40,5 @@ pub use scaling::{Scale, Scaling};
 pub use schedule::{Action, Schedule};
 pub use stage::Stage;
 pub use standing::Standing;
-pub use step::{Batches, Kept, NoBatch, Sink, StateSink, StateSource, Step, Trainer};
+pub use step::{Batches, NoBatch, Step};
+pub use trainer::{Kept, Sink, StateSink, StateSource, Trainer};

@@ -10,7 +10,7 @@ use crate::hands::Hands;
 use crate::kernels::{Activity, FLOATS, Kernels, Update};
 use crate::params::Params;
 use crate::plan::{Home, Plan};
-use crate::step::{Kept, StateSource};
+use crate::trainer::{Kept, StateSource};
 use collectives::{Account, Buffer, Float, View};
 use models::{TensorSpec, Unit};
 use std::ops::Range;
@@ -20,7 +20,12 @@ use std::ops::Range;
 pub type Source<'a> =
     dyn FnMut(&TensorSpec, Range<usize>, &mut [f32]) -> std::result::Result<(), String> + 'a;
 
-/// Of what came before, and these.
+/// The beginning of a digest by which ranks that all keep everything are compared; none where nobody is.
+fn compared(plan: &Plan) -> Option<u64> {
+    (plan.world > 1 && !plan.config.stage.shards_optimizer).then_some(0)
+}
+
+/// Of what came before, and these. It takes one thread longer than much else that is done with them.
 fn digest_of(before: u64, values: &[f32]) -> u64 {
     let one = |digest: u64, x: &f32| {
         (digest.rotate_left(5) ^ u64::from(x.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -60,7 +65,7 @@ impl Optimizer {
         Ok(Optimizer { units, halfway: false, ranges: Vec::with_capacity(most.unwrap_or(0)) })
     }
 
-    /// Sets the owned weights from `source` and publishes them; gives back a digest of what came.
+    /// Sets the owned weights from `source` and publishes them; gives back a digest of what came, where others have the same.
     pub fn start<T: Float>(
         &mut self,
         plan: &Plan,
@@ -68,8 +73,8 @@ impl Optimizer {
         kernels: &mut dyn Kernels<T>,
         params: &mut Params<T>,
         source: &mut Source<'_>,
-    ) -> Result<u64> {
-        let mut digest = 0u64;
+    ) -> Result<Option<u64>> {
+        let mut digest = compared(plan);
         // A tensor can be larger than memory has room for twice; a chunk is worth drawing by several threads.
         const CHUNK: usize = 1 << 20;
         let longest = units.iter().flat_map(|unit| &unit.tensors).map(TensorSpec::len).max();
@@ -85,7 +90,7 @@ impl Optimizer {
                     let out = &mut chunk[..n];
                     source(spec, start..start + n, out)
                         .map_err(|why| Error::Init { tensor: spec.name.clone(), why })?;
-                    digest = digest_of(digest, out);
+                    digest = digest.map(|before| digest_of(before, out));
                     let at = of_bucket.start + (start - of_tensor.start) - owned.start;
                     let master = state.master.as_mut().map(|master| master.view_mut().slice(at..at + n));
                     kernels.set(out, master, param.reborrow().slice(at..at + n))?;
@@ -155,17 +160,17 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The moments of what is owned from `source`; gives back a digest of what came, or why it did not. Nothing goes on before
-    /// [`go_on`](Self::go_on).
+    /// The moments of what is owned from `source`; gives back a digest of what came, where others have the same, or why it did
+    /// not. Nothing goes on before [`go_on`](Self::go_on).
     pub fn load<T: Float>(
         &mut self,
         plan: &Plan,
         units: &[Unit],
         kernels: &mut dyn Kernels<T>,
         source: &mut StateSource<'_>,
-    ) -> Result<std::result::Result<u64, String>> {
+    ) -> Result<std::result::Result<Option<u64>, String>> {
         self.halfway = true;
-        let mut digest = 0u64;
+        let mut digest = compared(plan);
         let mut chunk = vec![0f32; FLOATS];
         for kept in [Kept::FirstMoments, Kept::SecondMoments] {
             for (u, b) in plan.buckets() {
@@ -180,7 +185,7 @@ impl Optimizer {
                         if let Err(why) = source(kept, spec, start..start + n, out) {
                             return Ok(Err(format!("{kept} of {}: {why}", spec.name)));
                         }
-                        digest = digest_of(digest, out);
+                        digest = digest.map(|before| digest_of(before, out));
                         let at = of_bucket.start + (start - of_tensor.start) - owned.start;
                         kernels.load(out, state.view_mut().slice(at..at + n))?;
                     }
@@ -191,7 +196,7 @@ impl Optimizer {
     }
 
     /// In place of loading: there is nothing to go on with, for this reason.
-    pub fn refuse(&mut self, why: String) -> std::result::Result<u64, String> {
+    pub fn refuse(&mut self, why: String) -> std::result::Result<Option<u64>, String> {
         self.halfway = true;
         Err(why)
     }

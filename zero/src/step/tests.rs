@@ -1,12 +1,16 @@
 //! What a step asks for when, and what it does not believe.
 
 use super::*;
-use crate::plan::Home;
+use crate::config::Config;
+use crate::memory::Ledger;
+use crate::plan::{Home, Plan};
 use crate::recorder::{Log, Recorder, units};
 use crate::stage::Stage;
+use crate::standing::Standing;
+use crate::trainer::{Kept, plan_for};
 use collectives::schedule::{Algorithm, Kind, Tuning};
-use collectives::{DType, Options, ReduceOp};
-use models::{Batch, Gradients, Unit};
+use collectives::{Communicator, DType, Options, ReduceOp};
+use models::{Batch, Gradients, Model, TensorSpec, Unit, Weights};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -3,12 +3,13 @@
 //! What leaves, each rank shows its own part of, told by tensors and ranges of their elements, which no division of the model
 //! changes; what enters, each rank takes its own part of. So nothing of it has to be sent.
 
-use super::{Trainer, told::told_by};
+use super::Trainer;
 use crate::error::{Error, Result};
 use crate::kernels::FLOATS;
 use crate::plan::{Home, Plan};
 use crate::scaling::Scale;
 use crate::standing::Standing;
+use crate::told::told_by;
 use collectives::Float;
 use models::TensorSpec;
 use std::fmt;
@@ -146,7 +147,7 @@ impl<T: Float> Trainer<T> {
         };
         let standing = standing.scaled(&plan.config);
         // Where each rank has moments of its own, only they know of them.
-        let digest = if plan.config.stage.shards_optimizer { 0 } else { *loaded.as_ref().unwrap_or(&0) };
+        let digest = loaded.as_ref().map_or(0, |digest| digest.unwrap_or(0));
         let Standing { steps, skipped, scale } = standing;
         let [scale, since, left] =
             scale.map_or([0; 3], |Scale { scale, since, left }| [scale.to_bits(), since, left]);
