@@ -80,6 +80,8 @@ pub struct TrainPlan {
     pub steps: usize,
     /// Tokens of a step of all ranks.
     pub step_tokens: usize,
+    /// Tokens that were trained on before this run.
+    pub tokens_before: u64,
     /// The shape of a micro-batch.
     pub batch: MicroBatch,
     /// The learning rate of each step.
@@ -157,13 +159,18 @@ impl TrainPlan {
                 checkpoint::check_destination(checkpoints, model.config.parameters(), args.steps)?;
             }
         }
+        let step_tokens = step_tokens(args, ranks.world, length)?;
+        let (mut made, mut tokens_before) = (0, 0);
         if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
             state.check_shape(&model)?;
+            (made, tokens_before) =
+                (state.step(), state.tokens().unwrap_or(state.standing.steps * step_tokens as u64));
         }
-        let step_tokens = step_tokens(args, ranks.world, length)?;
+        let tokens = step_tokens
+            .saturating_mul(args.steps.saturating_sub(made))
+            .saturating_add(tokens_before as usize);
         let of_tokens = (model.config.vocab, tokenizer.as_ref());
-        let (feed, val_fraction) =
-            inputs.feed(args, of_tokens, (step_tokens, length), val_fraction, identity)?;
+        let (feed, val_fraction) = inputs.feed(args, of_tokens, (tokens, length), val_fraction, identity)?;
         check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
         feed.check_held_out(args.val_fraction.as_ref(), val_fraction, length)?;
         check_tokens(&feed, identity)?;
@@ -172,8 +179,10 @@ impl TrainPlan {
             Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
         };
         let windows = Windows::new(feed.training(), length).map_err(Failure::usage)?;
+        // Where a run goes on, its data do, whatever a step was before.
         let batches = BatchPlan::new(windows, order, args.micro_batch, args.accumulate, ranks.world)
-            .map_err(Failure::usage)?;
+            .map_err(Failure::usage)?
+            .after(made as u64, tokens_before / length as u64);
         let recompute = args.recompute.of_models();
         let (rows, threads) = (args.micro_batch, ranks.threads);
         let batch = MicroBatch { rows, length, recompute, precision, threads };
@@ -192,6 +201,7 @@ impl TrainPlan {
             dtype: args.dtype,
             steps: args.steps,
             step_tokens,
+            tokens_before,
             batch,
             rate,
             seed: args.seed,
@@ -256,6 +266,12 @@ impl TrainPlan {
     /// Whether a run that is asked to end keeps something.
     pub fn keeps(&self) -> bool {
         self.save.is_some() || self.checkpoints.is_some()
+    }
+
+    /// Tokens that have been trained on after so many steps, with those before this run.
+    pub fn tokens_after(&self, steps: usize) -> u64 {
+        let made = steps.saturating_sub(self.made_before()) as u64;
+        self.tokens_before + made * self.step_tokens as u64
     }
 
     /// What its memory follows from.

@@ -7,6 +7,7 @@ mod devices;
 mod disks;
 mod diverging;
 mod doctor;
+mod elastic;
 mod endings;
 mod forecasts;
 mod held_out;

@@ -58,7 +58,9 @@ fn a_state_tells_of_every_file_what_was_written() {
     // In words, of the directory of the step itself too.
     let text = bench.run("checkpoint ckpt/step-3 --verify").success().stdout;
     assert!(text.starts_with("ckpt/step-3: the state after step 3, written 20"), "{text}");
-    assert!(text.contains("trained by     2 ranks\n") && text.contains("--dtype bf16 "), "{text}");
+    let tokens = said["training"]["tokens"].as_u64().unwrap();
+    let by = format!("trained by     2 ranks, on {tokens} tokens\n");
+    assert!(text.contains(&by) && text.contains("--dtype bf16 "), "{text}");
     assert_eq!(text.matches("as written").count(), there.len(), "{text}");
     bench.nothing_left();
 }

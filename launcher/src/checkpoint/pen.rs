@@ -63,6 +63,7 @@ impl Pen {
         let told = [
             ("generator", generator()),
             ("step", standing.steps.into()),
+            ("tokens", plan.tokens_after(standing.steps as usize).into()),
             ("skipped", standing.skipped.into()),
             ("evaluated", evaluated.into()),
             ("loss_scale", scale.unwrap_or_default()),

@@ -51,6 +51,9 @@ const DIGESTS: [&str; 3] = [DATA, "--val-data", "--tokenizer"];
 /// Of it also how much is held out.
 const DATA: &str = "--data";
 
+/// More than any training takes, and few enough to be counted with those that follow.
+const MOST_TOKENS: u64 = 1 << 62;
+
 /// What the scale of a loss goes on by.
 const LOSS_SCALE: &str = "--loss-scale";
 
@@ -125,6 +128,10 @@ impl State {
         }
         let standing = standing(step as u64, &told)
             .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
+        if told.get("tokens").is_some_and(|tokens| tokens.as_u64().is_none_or(|tokens| tokens > MOST_TOKENS))
+        {
+            return Err(refuse(format!("{TRAINING} has a number of tokens that cannot be")));
+        }
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         let shape = open(&dir, Kept::Weights)?.config().clone();
@@ -146,6 +153,17 @@ impl State {
     /// Steps that were made.
     pub fn step(&self) -> usize {
         self.standing.steps as usize
+    }
+
+    /// Tokens that were trained on. A state that does not tell has taken what its steps take with its settings, if it has those.
+    pub fn tokens(&self) -> Option<u64> {
+        let factors = ["ranks", "--accumulate", "--micro-batch", "--seq"];
+        let by_settings = || {
+            let mut factors = factors.into_iter().map(|flag| self.setting(flag)?.parse().ok());
+            let tokens = factors.try_fold(self.standing.steps, |n, factor| n.checked_mul(factor?));
+            tokens.filter(|&tokens| tokens <= MOST_TOKENS)
+        };
+        self.told["tokens"].as_u64().or_else(by_settings)
     }
 
     /// Whether an evaluation was made after its last step; of one that does not tell none is missing.

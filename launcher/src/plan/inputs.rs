@@ -103,7 +103,7 @@ impl Inputs {
             .collect())
     }
 
-    /// The tokens, for steps of so many in sequences of `length`. A `fraction` of them is held out, or less of what nobody
+    /// The tokens, for a training on so many in sequences of `length`. A `fraction` of them is held out, or less of what nobody
     /// named: that is given back, too.
     ///
     /// # Errors
@@ -112,13 +112,13 @@ impl Inputs {
         self,
         args: &TrainArgs,
         (vocab, tokenizer): (usize, Option<&Tokenizer>),
-        (step_tokens, length): (usize, usize),
+        (tokens, length): (usize, usize),
         fraction: f64,
         identity: Option<&Identity>,
     ) -> Result<(Feed, f64)> {
         let feed = match self.data {
             None => {
-                let all = step_tokens.saturating_mul(args.steps).saturating_add(length + 1);
+                let all = tokens.saturating_add(length + 1);
                 Feed::random(args.seed, vocab, with_held_out(all, fraction, length))
             }
             Some(data) => Feed::open(data, self.held, tokenizer, vocab, Share::of(identity))?,

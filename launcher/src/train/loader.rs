@@ -49,9 +49,9 @@ impl Batches for Loader<'_> {
         }
         let began = Instant::now();
         let plan = self.plan;
-        let number = plan.batches.index(self.step as u64, index, self.rank);
+        let first = plan.batches.first(self.step as u64, index, self.rank);
         let [tokens, targets] = self.room();
-        plan.batches.read(plan.feed.tokens(), number, tokens, targets).map_err(|e| e.to_string())?;
+        plan.batches.read(plan.feed.tokens(), first, tokens, targets).map_err(|e| e.to_string())?;
         self.seconds += began.elapsed().as_secs_f64();
         let (rows, length) = (plan.batch.rows, plan.batch.length);
         Ok(Batch { tokens: self.tokens.host(), targets: self.targets.host(), rows, length })

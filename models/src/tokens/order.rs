@@ -131,7 +131,8 @@ fn fill(
 
 /// The batches of a training run. Micro-batch a of rank r in step k has the global index
 /// G = (k * accumulate + a) * world + r and takes windows G * B to G * B + B - 1 of the endless sequence of
-/// windows, so that the same G means the same tokens in any world.
+/// windows, so that the same G means the same tokens in any world. Where other batches came [before](Self::after), the
+/// first step after them is 0, and the first window after theirs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchPlan {
     windows: Windows,
@@ -140,6 +141,8 @@ pub struct BatchPlan {
     rows: usize,
     accumulate: usize,
     world: usize,
+    /// Steps that were made before, and windows that they took.
+    before: (u64, u64),
 }
 
 impl BatchPlan {
@@ -163,12 +166,25 @@ impl BatchPlan {
                 windows.length
             )));
         }
-        Ok(BatchPlan { windows, order, rows, accumulate, world })
+        Ok(BatchPlan { windows, order, rows, accumulate, world, before: (0, 0) })
     }
 
-    /// The global index of micro-batch `micro` of rank `rank` in step `step`, all counted from 0.
-    pub fn index(&self, step: u64, micro: usize, rank: usize) -> u64 {
-        (step * self.accumulate as u64 + micro as u64) * self.world as u64 + rank as u64
+    /// The same after `steps` steps that took `windows` windows, in batches that may have been others: none of the windows
+    /// comes twice and none is left out, but for what an end of the data does.
+    pub fn after(self, steps: u64, windows: u64) -> Self {
+        BatchPlan { before: (steps, windows), ..self }
+    }
+
+    /// The first window of micro-batch `micro` of rank `rank` in step `step`, all counted from 0.
+    ///
+    /// # Panics
+    /// A step before the first of these.
+    pub fn first(&self, step: u64, micro: usize, rank: usize) -> u64 {
+        let (steps, windows) = self.before;
+        assert!(step >= steps, "a step after those before");
+        let index =
+            ((step - steps) * self.accumulate as u64 + micro as u64) * self.world as u64 + rank as u64;
+        windows + index * self.rows as u64
     }
 
     /// The first token of the n-th window of the run.
@@ -188,14 +204,13 @@ impl BatchPlan {
         self.windows.start(window) + offset
     }
 
-    /// Fills inputs and targets, both (rows, T), of the micro-batch with global index `index`. Allocates nothing
+    /// Fills inputs and targets, both (rows, T), of the micro-batch that begins with window `first`. Allocates nothing
     /// unless it fails.
     ///
     /// # Errors
     /// Those of [`Tokens::read`].
-    pub fn read(&self, tokens: &Tokens, index: u64, inputs: &mut [u32], targets: &mut [u32]) -> Result<()> {
+    pub fn read(&self, tokens: &Tokens, first: u64, inputs: &mut [u32], targets: &mut [u32]) -> Result<()> {
         assert_eq!(inputs.len(), self.rows * self.windows.length, "room for one micro-batch");
-        let first = index * self.rows as u64;
         fill(tokens, self.windows.length, inputs, targets, |row| self.start(first + row as u64))
     }
 }
@@ -241,7 +256,7 @@ mod tests {
         let mut window = 0;
         for step in 0..5 {
             for g in 0..accumulate * world {
-                plan.read(&tokens, plan.index(step, g / world, g % world), &mut inputs, &mut targets)
+                plan.read(&tokens, plan.first(step, g / world, g % world), &mut inputs, &mut targets)
                     .unwrap();
                 for row in 0..rows {
                     let start = (window % 14) * length as u32;
@@ -301,12 +316,34 @@ mod tests {
         let four = BatchPlan::new(windows.clone(), order, 2, 1, 4).unwrap();
         for step in 0..9 {
             for g in 0..4 {
-                assert_eq!(one.index(step, g, 0), four.index(step, 0, g));
-                assert_eq!(one.start(one.index(step, g, 0)), four.start(four.index(step, 0, g)));
+                assert_eq!(one.first(step, g, 0), four.first(step, 0, g));
+                assert_eq!(one.start(one.first(step, g, 0)), four.start(four.first(step, 0, g)));
             }
         }
         let other = BatchPlan::new(windows, Order::Shuffled { seed: 10 }, 2, 1, 4).unwrap();
         assert!((0..50).any(|n| other.start(n) != four.start(n)));
+    }
+
+    /// As of a training that goes on with other batches than it began with.
+    #[test]
+    fn after_others_the_next_windows_come_none_twice_and_none_left_out() {
+        let windows = Windows::new(0..1000, 8).unwrap();
+        let order = Order::Shuffled { seed: 9 };
+        let plan = |rows, accumulate, world| BatchPlan::new(windows.clone(), order, rows, accumulate, world);
+        let (first, then) = (plan(2, 3, 4).unwrap(), plan(5, 1, 3).unwrap().after(7, 7 * 24));
+        let mut taken = Vec::new();
+        for (batches, steps, rows, accumulate, world) in [(first, 0..7, 2, 3, 4), (then, 7..11, 5, 1, 3)] {
+            for (step, micro, rank) in
+                steps.flat_map(|s| (0..accumulate * world).map(move |g| (s, g / world, g % world)))
+            {
+                let first = batches.first(step, micro, rank);
+                taken.extend(first..first + rows);
+            }
+        }
+        assert_eq!(taken, (0..7 * 24 + 4 * 15).collect::<Vec<_>>());
+        // With the same batches it is as if nothing had been before.
+        let (whole, rest) = (plan(2, 3, 4).unwrap(), plan(2, 3, 4).unwrap().after(7, 7 * 24));
+        assert!((7..20).all(|step| whole.first(step, 1, 2) == rest.first(step, 1, 2)));
     }
 
     #[test]

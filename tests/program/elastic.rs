@@ -1,0 +1,50 @@
+//! Trainings that go on with steps of another size: none of their data come twice, and none are left out.
+
+use crate::bench;
+use harness::json_lines;
+use serde_json::Value;
+use std::fs;
+
+const TRAIN: &str = "train --model nano --data text.txt --order sequential --dtype f32 --warmup 0 --sample 0 --quiet \
+                     --checkpoint ckpt --metrics m.jsonl";
+
+#[test]
+fn data_go_on_where_they_were_whatever_a_step_is_now() {
+    let bench = bench();
+    // No part of it is like another.
+    let text: Vec<u8> = (0..3000u64).map(|i| b' ' + (i.wrapping_mul(i * 31 + 7) >> 4) as u8 % 90).collect();
+    bench.file("text.txt", &text);
+    let told = || -> Value {
+        serde_json::from_slice(&fs::read(bench.path("ckpt/step-3/training.json")).unwrap()).unwrap()
+    };
+    for (flags, rows, length, tells) in [
+        ("--ranks 1 --micro-batch 3 --seq 16", 3, 16, true),
+        ("--ranks 3 --micro-batch 1 --accumulate 2 --seq 16", 6, 16, true),
+        ("--ranks 2 --micro-batch 1 --seq 24", 2, 24, true),
+        // As states were before they told.
+        ("--ranks 1 --micro-batch 3 --seq 16", 3, 16, false),
+    ] {
+        bench.run(&format!("{TRAIN} --steps 3 --ranks 2 --micro-batch 2 --seq 16")).success();
+        let taken = 3 * 2 * 2 * 16;
+        assert_eq!(told()["tokens"], taken);
+        if !tells {
+            let mut less = told();
+            less.as_object_mut().unwrap().remove("tokens");
+            bench.file("ckpt/step-3/training.json", less.to_string());
+        }
+        // What comes next, as those weights find it.
+        bench.file("next.txt", &text[taken..][..rows * length + 1]);
+        let eval = format!(
+            "eval --model ckpt/step-3/weights --data next.txt --tokenizer bytes --dtype f32 --ranks 1 --seq {length} --json"
+        );
+        let expected = bench.run(&eval).success().json()["loss"].as_f64().unwrap();
+        bench.run(&format!("{TRAIN} --steps 4 --resume {flags}")).success();
+        let steps = json_lines(&bench.path("m.jsonl"));
+        let next = steps.iter().rfind(|line| line["step"] == 4).expect("a fourth step");
+        let found = next["loss"].as_f64().unwrap();
+        assert!((found / expected - 1.0).abs() < 1e-6, "{flags}: {found} for {expected}");
+        fs::remove_dir_all(bench.path("ckpt")).unwrap();
+        fs::remove_file(bench.path("m.jsonl")).unwrap();
+    }
+    bench.nothing_left();
+}
