@@ -34,13 +34,15 @@ pub struct RankReport {
     pub data: f64,
     /// In evaluation.
     pub evaluation: f64,
+    /// Standing still for checkpoints.
+    pub checkpoints: f64,
     /// Of the whole loop.
     pub total: f64,
 }
 
 impl RankReport {
     /// Numbers of one rank on the wire.
-    const WIDTH: usize = 16;
+    const WIDTH: usize = 17;
 
     fn pack(&self) -> [f64; Self::WIDTH] {
         let mut wire = [0.0; Self::WIDTH];
@@ -56,6 +58,7 @@ impl RankReport {
             self.optimizer,
             self.data,
             self.evaluation,
+            self.checkpoints,
             self.total,
         ];
         wire[7..].copy_from_slice(&rest);
@@ -81,7 +84,8 @@ impl RankReport {
             optimizer: wire[12],
             data: wire[13],
             evaluation: wire[14],
-            total: wire[15],
+            checkpoints: wire[15],
+            total: wire[16],
         }
     }
 
@@ -94,8 +98,9 @@ impl RankReport {
 
     /// What was neither compute, nor communication, nor any other named thing.
     fn other(&self) -> f64 {
-        let named = self.compute + self.exposed + self.optimizer + self.data + self.evaluation;
-        (self.total - named).max(0.0)
+        let named =
+            [self.compute, self.exposed, self.optimizer, self.data, self.evaluation, self.checkpoints];
+        (self.total - named.iter().sum::<f64>()).max(0.0)
     }
 
     /// The same as JSON.
@@ -111,6 +116,7 @@ impl RankReport {
             "optimizer_seconds": self.optimizer,
             "data_seconds": self.data,
             "evaluation_seconds": self.evaluation,
+            "checkpoint_seconds": self.checkpoints,
             "seconds": self.total,
         })
     }
@@ -197,12 +203,13 @@ impl<'a> Table<'a> {
         table.row("a step", |r| r.bytes_sent as f64 / steps.max(1) as f64, |x| human::bytes(x as u64));
         table.row("in all", |r| r.bytes_sent as f64, |x| human::bytes(x as u64));
         table.lines.title("time");
-        let parts: [(&str, Seconds); 6] = [
+        let parts: [(&str, Seconds); 7] = [
             ("compute", |r| r.compute),
             ("exposed communication", |r| r.exposed),
             ("optimizer", |r| r.optimizer),
             ("data", |r| r.data),
             ("evaluation", |r| r.evaluation),
+            ("checkpoints", |r| r.checkpoints),
             ("other", RankReport::other),
         ];
         let whole = ranks.iter().map(|r| r.total).fold(0.0, f64::max).max(1e-9);
@@ -254,6 +261,7 @@ mod tests {
             optimizer: 1.5,
             data: 0.25,
             evaluation: 0.25,
+            checkpoints: 0.5,
             total: 10.0,
         }
     }
@@ -262,7 +270,7 @@ mod tests {
     fn reports_travel_whole() {
         let r = report(3);
         assert_eq!(RankReport::unpack(&r.pack()), r);
-        assert_eq!(r.other(), 1.0);
+        assert_eq!(r.other(), 0.5);
         assert_eq!(r.json(3)["memory"]["total"], (9 << 20) + 16);
         let unsaid = RankReport { peak_rss: None, ..r };
         assert_eq!(RankReport::unpack(&unsaid.pack()), unsaid);
@@ -303,7 +311,8 @@ mod tests {
         assert_eq!(line(&two, "parameters"), "parameters 1.00 MiB 2.00 MiB");
         assert_eq!(line(&two, "a step"), "a step 2.00 MiB 2.00 MiB");
         assert_eq!(line(&two, "compute"), "compute 6.0 s 60% 6.0 s 60%");
-        assert_eq!(line(&two, "other"), "other 1.0 s 10% 1.0 s 10%");
+        assert_eq!(line(&two, "checkpoints"), "checkpoints 500 ms 5% 500 ms 5%");
+        assert_eq!(line(&two, "other"), "other 500 ms 5% 500 ms 5%");
         let long = RankReport { compute: 1000.0, total: 1020.0, ..report(0) };
         let two = table(&[long, long], 512, Placement::Host, None);
         assert_eq!(line(&two, "compute"), "compute 16 min 40 s 98% 16 min 40 s 98%");

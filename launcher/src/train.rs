@@ -101,7 +101,7 @@ struct Run<'a, T: Float> {
     predicted: Memory,
     pace: Pace,
     start: Instant,
-    /// What saving took, and a step that came to nothing: no part of the run's speed.
+    /// What saving and traces took, and a step that came to nothing: no part of the run's time.
     apart: Duration,
     /// Steps that are made, with those before this run.
     made: usize,
@@ -395,9 +395,9 @@ impl<'a, T: Float> Run<'a, T> {
         let (steps, tokens) = (self.done(), self.done() * plan.step_tokens);
         let before = plan.state().map_or(0, |state| state.standing.skipped);
         let skipped = self.trainer.standing().skipped - before;
-        // Of training alone: how much is held out, and how often it is looked at, says nothing of the speed.
-        let (total, evaluation) = (self.account.total, self.account.evaluation);
-        let speed = tokens as f64 / (total - evaluation);
+        // Of training alone: how much is held out, and how often it is looked at or kept, says nothing of the speed.
+        let RankReport { total, evaluation, checkpoints, .. } = self.account;
+        let speed = tokens as f64 / (total - evaluation - checkpoints);
         self.record.line(&self.progress, || {
             json!({"summary": {
                 "steps": steps,
@@ -405,6 +405,7 @@ impl<'a, T: Float> Run<'a, T> {
                 "tokens": tokens,
                 "seconds": total,
                 "evaluation_seconds": evaluation,
+                "checkpoint_seconds": checkpoints,
                 "tokens_per_second": speed,
                 "loss": (steps > 0).then_some(self.last.loss),
                 "validation_loss": self.validation,
@@ -414,18 +415,19 @@ impl<'a, T: Float> Run<'a, T> {
             }})
         });
         let held_out = self.validation.map_or(String::new(), |v| format!(", validation loss {v:.4}"));
-        let evaluated = match evaluation > 0.0 {
-            true => format!(
-                ", {} of them evaluation ({} tokens/s without it)",
-                human::seconds(evaluation),
-                human::rate(speed)
-            ),
-            false => format!(" ({} tokens/s)", human::rate(speed)),
+        let beside = [(evaluation, "evaluation"), (checkpoints, "checkpoints")];
+        let beside = beside.into_iter().filter(|(seconds, _)| *seconds > 0.0);
+        let beside: Vec<_> =
+            beside.map(|(t, what)| format!("{} of them {what}", human::seconds(t))).collect();
+        let speed = human::rate(speed);
+        let speed = match beside.len() {
+            0 => format!(" ({speed} tokens/s)"),
+            _ => format!(", {} ({speed} tokens/s without)", beside.join(", ")),
         };
         let trained = match steps {
             0 => format!("all {} were made before{held_out}", several(plan.steps, "step")),
             _ => format!(
-                "{}{}, {} tokens in {}{evaluated}; training loss {:.4}{held_out}",
+                "{}{}, {} tokens in {}{speed}; training loss {:.4}{held_out}",
                 several(steps, "step"),
                 if skipped > 0 { format!(" ({skipped} of them skipped)") } else { String::new() },
                 human::count(tokens as f64),

@@ -264,12 +264,13 @@ fn memory(trainings: &[Training]) -> String {
 
 /// How ranks differ.
 fn ranks(trainings: &[Training]) -> String {
-    const COLUMNS: [(&str, &str); 7] = [
+    const COLUMNS: [(&str, &str); 8] = [
         ("forward and backward", "compute_seconds"),
         ("exposed", "exposed_communication_seconds"),
         ("optimizer", "optimizer_seconds"),
         ("batches", "data_seconds"),
         ("evaluation", "evaluation_seconds"),
+        ("checkpoints", "checkpoint_seconds"),
         ("all", "seconds"),
         ("sent", "bytes_sent"),
     ];

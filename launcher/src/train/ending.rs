@@ -34,7 +34,7 @@ impl<T: Float> Run<'_, T> {
         let (plan, whose) = ((self.plan, checkpoints), (self.lead.as_ref(), worker));
         let writing = Writing::begin(&mut self.trainer, plan, whose, (evaluated, self.kept), copy)?;
         self.writing = Some(writing);
-        self.apart += began.elapsed();
+        self.account.checkpoints += began.elapsed().as_secs_f64();
         if beside { Ok(()) } else { self.await_checkpoint() }
     }
 
@@ -51,7 +51,7 @@ impl<T: Float> Run<'_, T> {
         let (Some(writing), Some(worker)) = (&mut self.writing, &self.worker) else { return Ok(()) };
         let began = Instant::now();
         let written = writing.end(self.trainer.comm(), worker, wait)?;
-        self.apart += began.elapsed();
+        self.account.checkpoints += began.elapsed().as_secs_f64();
         let Some(Written { step, whole, refused, remark, copy }) = written else { return Ok(()) };
         self.writing = None;
         self.copy = copy.or(self.copy.take());
