@@ -202,7 +202,8 @@ pub struct TrainArgs {
     pub dtype: Precision,
     /// What losses of --dtype f16 are multiplied by, so that small gradients are not lost: a number for all steps, or dynamic,
     /// by the rules and settings of DeepSpeed: initial=65536,window=1000,hysteresis=2,min=1,consecutive=off, of which those can
-    /// be given that are to be others. A step whose gradient overflows is skipped [default: dynamic].
+    /// be given that are to be others. It multiplies the mean loss over all ranks, DeepSpeed's each rank's own. A step whose
+    /// gradient overflows is skipped [default: dynamic].
     #[arg(long, value_name = "S|dynamic|SETTINGS")]
     pub loss_scale: Option<String>,
     /// Optimizer steps.

@@ -333,7 +333,7 @@ const FP16: &[Keys] = &[
 
 const BF16: &[Keys] = &[
     Keys(&["enabled"], Read),
-    Keys(&["immediate_grad_update"], Ignored("sums over micro-batches are f32 anyway")),
+    Keys(&["immediate_grad_update"], Ignored("sums over micro-batches are f32 anyway, and rounded once")),
     Keys(
         &["check_grad_overflow"],
         Ignored("a gradient that is not finite always ends the run, and is named"),
@@ -346,7 +346,10 @@ const BF16: &[Keys] = &[
 
 const FLOATS: &[&str] = &["null", "\"fp32\"", "\"float32\"", "\"float\"", "\"torch.float32\""];
 const DATA_TYPES: &[Keys] = &[
-    Keys(&["grad_accum_dtype"], Only(FLOATS, "sums over micro-batches are f32: take \"fp32\"")),
+    Keys(
+        &["grad_accum_dtype"],
+        Only(FLOATS, "sums over micro-batches are f32, and rounded once, to --dtype: take \"fp32\""),
+    ),
     Keys(&["param_dtype"], Only(&["null"], AMP)),
     Keys(
         &["buffer_dtype", "keep_in_fp32_modules"],

@@ -192,7 +192,8 @@ fn scale(document: &Document, half: bool, told: &mut Told) -> Result<(), String>
         && fixed > 0.0
     {
         set.iter().for_each(|key| told.ignore(key, "fp16.loss_scale is fixed"));
-        let remark = "two overflows in a row end the run, where DeepSpeed goes on skipping";
+        let remark = "two overflows in a row end the run, where DeepSpeed goes on skipping, and it multiplies the mean over all \
+                      ranks, not each rank's own loss";
         let value = document.get(key).map(|said| Word::new("--loss-scale", plain(fixed), key, said));
         told.words.extend(value.map(|word| Word { remark, ..word }));
         return Ok(());

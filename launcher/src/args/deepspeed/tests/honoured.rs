@@ -225,7 +225,8 @@ fn losses_are_scaled_as_the_file_says() {
     }
     // Which goes on where this would not.
     let fixed = read(r#"{"fp16": {"enabled": true, "loss_scale": 128}}"#, "").unwrap();
-    let words = "fp16.loss_scale as --loss-scale 128 (two overflows in a row end the run, where DeepSpeed goes on skipping)";
+    let words = "fp16.loss_scale as --loss-scale 128 (two overflows in a row end the run, where DeepSpeed goes on skipping, \
+                 and it multiplies the mean over all ranks, not each rank's own loss)";
     assert!(fixed.lines((1, 1), 1).contains(words));
 }
 
