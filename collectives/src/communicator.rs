@@ -191,14 +191,6 @@ impl Communicator {
         }))
     }
 
-    /// The same of the host, whoever carries calls on a device.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
-    pub fn alloc_on_host<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        Communicator { carrier: None, ..self.clone() }.alloc(len)
-    }
-
     /// A handle on the same group whose started calls have this priority. Calls that somebody waits for go
     /// first in any case.
     pub fn with_priority(&self, priority: Priority) -> Communicator {
