@@ -7,7 +7,6 @@ use crate::device::{Module, Queue, SharedQueue, reduce};
 use crate::element::{DType, Element};
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
-use crate::ledger::Account;
 use crate::locked;
 use crate::schedule::Call;
 use half::{bf16, f16};
@@ -121,10 +120,6 @@ unsafe impl<Q: Queue + 'static> Carrier for Alone<Q> {
 
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
         locked(&self.stats).and(&host())
-    }
-
-    fn scratch(&self) -> Account {
-        Account::default()
     }
 
     fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {

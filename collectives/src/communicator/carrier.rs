@@ -4,7 +4,6 @@ use crate::buffer::{Memory, Place};
 use crate::communicator::Communicator;
 use crate::engine::{Ends, Priority, Shared, Stats};
 use crate::error::Result;
-use crate::ledger::Account;
 use crate::schedule::Call;
 use std::any::Any;
 use std::sync::Arc;
@@ -81,9 +80,6 @@ pub unsafe trait Carrier: Send + Sync {
     /// What it has done, with that of the host's communicator, which counts what it was given: no call is given to it
     /// between the two.
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats;
-
-    /// Memory of the host and the device that it holds for calls on their way.
-    fn scratch(&self) -> Account;
 
     /// The carrier of the group that this rank is in after a split, whose communicator of the host is `host`; `None`
     /// for a rank that is in none. Every rank of the whole group calls it with what it gave to the split.

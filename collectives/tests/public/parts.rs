@@ -1,9 +1,7 @@
 //! A split that a carrier of device memory cannot follow on one rank.
 
 use collectives::schedule::Call;
-use collectives::{
-    Account, Carrier, Communicator, Ends, Error, Memory, Options, Place, Priority, Result, Stats,
-};
+use collectives::{Carrier, Communicator, Ends, Error, Memory, Options, Place, Priority, Result, Stats};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -59,10 +57,6 @@ unsafe impl Carrier for Idle {
 
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
         host()
-    }
-
-    fn scratch(&self) -> Account {
-        Account::default()
     }
 
     fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {

@@ -9,7 +9,6 @@ use crate::communicator::carrier::Carrier;
 use crate::device::{Queue, Streams};
 use crate::engine::{Ends, Priority, Stats};
 use crate::error::{Error, Result};
-use crate::ledger::Account;
 use crate::schedule::Call;
 use std::any::Any;
 use std::sync::Arc;
@@ -110,10 +109,6 @@ unsafe impl<Q: Streams> Carrier for Staged<Q> {
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
         let state = self.0.lock();
         state.stats.and(&self.0.held(&state)).and(&host())
-    }
-
-    fn scratch(&self) -> Account {
-        self.0.scratch.clone()
     }
 
     fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {

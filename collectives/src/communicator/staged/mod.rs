@@ -45,7 +45,6 @@ struct Group<Q: Streams> {
     state: Mutex<State<Q>>,
     /// How often any call has got from one stage to the next.
     moves: AtomicU64,
-    scratch: Account,
 }
 
 struct State<Q: Streams> {
@@ -87,8 +86,8 @@ impl<Q: Streams> Staged<Q> {
             state.free.push(id);
         }
         let name = format!("{} through the host", host.transport_name());
-        let (state, moves, scratch) = (Mutex::new(state), AtomicU64::new(0), Account::default());
-        let group = Arc::new(Group { name, host, compute, state, moves, scratch });
+        let (state, moves) = (Mutex::new(state), AtomicU64::new(0));
+        let group = Arc::new(Group { name, host, compute, state, moves });
         group.host.handle.shared.family().add(&group);
         Ok(Staged(group))
     }
@@ -245,7 +244,7 @@ impl<Q: Streams> Group<Q> {
             return Ok(());
         };
         let needed = (layout.bytes, job.is_message());
-        flight.staging = pool.take(needed, &self.compute, &self.host, &self.scratch)?;
+        flight.staging = pool.take(needed, &self.compute, &self.host)?;
         down.after(&flight.given)?;
         if let Some(staging) = &mut flight.staging {
             let piece = pieces.down();

@@ -53,7 +53,7 @@ impl Pool {
         self.free.reserve(2 * PLACES);
         if largest > 0 {
             for _ in 0..PLACES {
-                let memory = piece(largest, queue, host, account)?;
+                let memory = piece(largest, queue, host)?.booked(account);
                 self.free.push(Staging { memory, of_messages: false });
             }
         }
@@ -71,7 +71,6 @@ impl Pool {
         (bytes, message): (usize, bool),
         queue: &SharedQueue<Q>,
         host: &Communicator,
-        account: &Account,
     ) -> Result<Option<Staging>> {
         if bytes == 0 {
             return Ok(None);
@@ -81,7 +80,7 @@ impl Pool {
         match smallest(free, bytes) {
             Some(i) => Ok(Some(free.swap_remove(i))),
             None => {
-                let memory = piece(grown(bytes, free), queue, host, account)?;
+                let memory = piece(grown(bytes, free), queue, host)?;
                 Ok(Some(Staging { memory, of_messages }))
             }
         }
@@ -106,20 +105,14 @@ fn grown(bytes: usize, free: &[Staging]) -> usize {
     bytes.max(longest + longest / 2)
 }
 
-fn piece<Q: Queue>(
-    bytes: usize,
-    queue: &SharedQueue<Q>,
-    host: &Communicator,
-    account: &Account,
-) -> Result<Memory> {
+fn piece<Q: Queue>(bytes: usize, queue: &SharedQueue<Q>, host: &Communicator) -> Result<Memory> {
     let bytes = bytes.next_multiple_of(PAGE);
     // Memory that peers read directly saves the engine a copy; it consists of whole pages.
     let shared = host.alloc::<u8>(bytes)?;
-    let memory = match shared.place() {
-        Place::Shared { .. } => queue.clone().page_lock(shared.into_memory())?,
-        _ => queue.clone().host_memory(bytes)?,
-    };
-    Ok(memory.booked(account))
+    match shared.place() {
+        Place::Shared { .. } => queue.clone().page_lock(shared.into_memory()),
+        _ => queue.clone().host_memory(bytes),
+    }
 }
 
 #[cfg(test)]
@@ -134,13 +127,14 @@ mod tests {
         let Some(emulator) = harness::made_by_cxx("memory of calls through the host", built) else { return };
         let queue = SharedQueue::new(emulator.queue(0));
         let host = Communicator::threads(1).pop().unwrap();
-        let (mut pool, account) = (Pool::default(), Account::default());
+        let mut pool = Pool::default();
         for pages in 1..=100 {
             let bytes = pages * PAGE;
-            let staging = pool.take((bytes, false), &queue, &host, &account).unwrap().unwrap();
+            let staging = pool.take((bytes, false), &queue, &host).unwrap().unwrap();
             assert!(staging.memory.bytes() >= bytes);
             pool.give_back(staging);
         }
-        assert!(account.bytes() < 500 * PAGE, "{} pages", account.bytes() / PAGE);
+        let held: usize = pool.free.iter().map(|staging| staging.memory.bytes()).sum();
+        assert!(held < 500 * PAGE, "{} pages", held / PAGE);
     }
 }

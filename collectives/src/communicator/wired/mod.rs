@@ -59,7 +59,6 @@ pub struct Wired<Q: Streams, W: Wire<Q>> {
     limit: usize,
     state: Mutex<State<Q>>,
     watch: Watch<Q>,
-    scratch: Account,
 }
 
 struct State<Q: Streams> {
@@ -104,10 +103,9 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         order: Order,
         limit: usize,
     ) -> Result<Self> {
-        let account = Account::default();
         // Of the device itself: an arena holds what the plan of the training knows.
-        let take = |bytes: usize| Ok(compute.lock().memory(bytes)?.booked(&account));
-        Wired::with(host, compute.clone(), wire, order, limit, account.clone(), &take)
+        let take = |bytes: usize| compute.lock().memory(bytes);
+        Wired::with(host, compute.clone(), wire, order, limit, &take)
     }
 
     /// The same with memory from the arena of `compute`, booked on `account`: [`wired_bytes`] says how much.
@@ -124,7 +122,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
     ) -> Result<Self> {
         let limit = limit.unwrap_or(SCRATCH);
         let take = |bytes: usize| Ok(compute.clone().memory(bytes)?.booked(account));
-        Wired::with(host, compute.clone(), wire, order, limit, Account::default(), &take)
+        Wired::with(host, compute.clone(), wire, order, limit, &take)
     }
 
     fn with(
@@ -133,7 +131,6 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
         wire: W,
         order: Order,
         limit: usize,
-        unplanned: Account,
         take: &dyn Fn(usize) -> Result<Memory>,
     ) -> Result<Self> {
         let own = (host.rank(), host.size());
@@ -166,7 +163,7 @@ impl<Q: Streams, W: Wire<Q>> Wired<Q, W> {
             stats: Stats::default(),
         };
         let state = Mutex::new(state);
-        let wired = Wired { host, compute, wire, order, limit, state, watch, scratch: unplanned };
+        let wired = Wired { host, compute, wire, order, limit, state, watch };
         if order == Order::Canonical && wired.host.size() > 1 {
             wired.meet()?;
         }
@@ -405,10 +402,6 @@ unsafe impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
 
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats {
         self.lock().stats.and(&host())
-    }
-
-    fn scratch(&self) -> Account {
-        self.scratch.clone()
     }
 
     fn split(
