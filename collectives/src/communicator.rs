@@ -311,7 +311,7 @@ impl Communicator {
         let rows: Vec<&[i64]> = all.chunks(4).collect();
         let host = self.split_host(family, color, rows)?;
         let Some(carrier) = &self.carrier else { return Ok(host) };
-        match carrier.split(host.as_ref(), color, key) {
+        match carrier.split(host.as_ref(), color) {
             Ok(Some(carrier)) => Ok(host.map(|host| host.with_carrier(carrier))),
             Ok(None) => Ok(host),
             Err(error) => {

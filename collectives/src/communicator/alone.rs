@@ -122,7 +122,7 @@ unsafe impl<Q: Queue + 'static> Carrier for Alone<Q> {
         locked(&self.stats).and(&host())
     }
 
-    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
+    fn split(&self, host: Option<&Communicator>, _: Option<u32>) -> Result<Option<Arc<dyn Carrier>>> {
         let Some(host) = host else { return Ok(None) };
         Ok(Some(Arc::new(Alone::new(host, self.compute.clone())?)))
     }

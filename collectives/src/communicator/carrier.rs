@@ -82,13 +82,8 @@ pub unsafe trait Carrier: Send + Sync {
     fn stats(&self, host: &dyn Fn() -> Stats) -> Stats;
 
     /// The carrier of the group that this rank is in after a split, whose communicator of the host is `host`; `None`
-    /// for a rank that is in none. Every rank of the whole group calls it with what it gave to the split.
-    fn split(
-        &self,
-        host: Option<&Communicator>,
-        color: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Arc<dyn Carrier>>>;
+    /// for a rank that is in none. Every rank of the whole group calls it with the color that it gave to the split.
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>) -> Result<Option<Arc<dyn Carrier>>>;
 }
 
 /// Who has a call that was started.

@@ -325,8 +325,8 @@ unsafe impl Wire<EmulatedQueue> for Cut {
         Wire::<EmulatedQueue>::abort(&self.0);
     }
 
-    fn split(&self, host: Option<&Communicator>, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        Ok(Wire::<EmulatedQueue>::split(&self.0, host, color, key)?.map(|wire| Cut(wire, self.1)))
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>) -> Result<Option<Self>> {
+        Ok(Wire::<EmulatedQueue>::split(&self.0, host, color)?.map(|wire| Cut(wire, self.1)))
     }
 }
 

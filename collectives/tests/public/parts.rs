@@ -59,7 +59,7 @@ unsafe impl Carrier for Idle {
         host()
     }
 
-    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
+    fn split(&self, host: Option<&Communicator>, _: Option<u32>) -> Result<Option<Arc<dyn Carrier>>> {
         match self.rank {
             1 => Err(Error::GivenUp("the device has no queue left".into())),
             _ => {

@@ -111,7 +111,7 @@ unsafe impl<Q: Streams> Carrier for Staged<Q> {
         state.stats.and(&self.0.held(&state)).and(&host())
     }
 
-    fn split(&self, host: Option<&Communicator>, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Carrier>>> {
+    fn split(&self, host: Option<&Communicator>, _: Option<u32>) -> Result<Option<Arc<dyn Carrier>>> {
         let Some(host) = host else { return Ok(None) };
         Ok(Some(Arc::new(Staged::new(host, self.0.compute.clone())?)))
     }

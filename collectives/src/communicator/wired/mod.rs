@@ -404,16 +404,11 @@ unsafe impl<Q: Streams, W: Wire<Q>> Carrier for Wired<Q, W> {
         self.lock().stats.and(&host())
     }
 
-    fn split(
-        &self,
-        host: Option<&Communicator>,
-        color: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Arc<dyn Carrier>>> {
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>) -> Result<Option<Arc<dyn Carrier>>> {
         let part = || {
             // NCCL wants nothing under way. Messages that it has not been given stay: peers may come to them only afterwards.
             self.alive(&mut self.lock(), |_, state| state.queues().try_for_each(Queue::synchronize))?;
-            let wire = self.wire.split(host, color, key)?;
+            let wire = self.wire.split(host, color)?;
             let (Some(host), Some(wire)) = (host, wire) else { return Ok(None) };
             let (compute, limit) = (self.compute.clone(), self.limit);
             Ok(Some(

@@ -72,5 +72,5 @@ pub unsafe trait Wire<Q>: Send + Sync + Sized + 'static {
 
     /// The wire of the group that this rank is in after a split, whose communicator of the host is `host`. Every rank
     /// of the whole group calls it; `None` for one that is in no group.
-    fn split(&self, host: Option<&Communicator>, color: Option<u32>, key: i64) -> Result<Option<Self>>;
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>) -> Result<Option<Self>>;
 }

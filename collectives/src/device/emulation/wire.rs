@@ -135,7 +135,7 @@ unsafe impl Wire<EmulatedQueue> for EmulatedWire {
         self.aborted.store(true, Ordering::Release);
     }
 
-    fn split(&self, host: Option<&Communicator>, color: Option<u32>, _: i64) -> Result<Option<Self>> {
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>) -> Result<Option<Self>> {
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
         let (Some(host), Some(color)) = (host, color) else { return Ok(None) };
         let mail = locked(&self.mail.groups).entry((number, color)).or_default().clone();

@@ -235,7 +235,7 @@ unsafe impl Wire<Stream> for Nccl {
         comm::end(&self.lanes, End::Abort);
     }
 
-    fn split(&self, host: Option<&Communicator>, color: Option<u32>, _: i64) -> Result<Option<Self>> {
+    fn split(&self, host: Option<&Communicator>, color: Option<u32>) -> Result<Option<Self>> {
         check_split(self.context.library.number())?;
         // NCCL's colors are fewer than ours.
         let mut colors = vec![0i64; self.host.size()];
