@@ -7,7 +7,7 @@ use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, shard) = (b.group.rank, b.group.size, b.call.bytes());
-    let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
+    let parts = b.blocks();
     let own = if b.call.in_place { rank * shard } else { 0 };
     let own = Span::send(own, shard);
     let place = Span::recv(rank * shard, shard);
@@ -52,9 +52,7 @@ pub(super) fn pairwise(
     group: usize,
     meanwhile: impl FnOnce(&mut Build),
 ) {
-    let (rank, size) = (b.group.rank, b.group.size);
-    for i in 1..size {
-        let from = (rank + size - i) % size;
+    for from in b.others().rev() {
         b.recv(m, from, Span::recv(parts[from].start, parts[from].len()), group);
     }
     for to in b.others() {

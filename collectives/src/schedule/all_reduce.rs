@@ -4,18 +4,13 @@ use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
 use super::{
-    Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, bruck, hierarchical, part,
-    reduce_scatter, tuner,
+    Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, bruck, hierarchical, reduce_scatter,
+    tuner,
 };
-use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
-    let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
-    let (bytes, count) = (b.call.bytes(), b.call.count);
-    let parts: Vec<Range<usize>> = (0..size)
-        .map(|r| part(count, size, r))
-        .map(|elements| elements.start * element..elements.end * element)
-        .collect();
+    let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
+    let parts = b.parts();
     let own = Span::recv(parts[rank].start, parts[rank].len());
     match b.algorithm() {
         Algorithm::Local => b.copy(Span::send(0, bytes), Span::recv(0, bytes)),
@@ -75,8 +70,8 @@ fn exchange_all(b: &mut Build) {
     let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
     let mut m = Messages::new(size);
     let mut contributions = Contributions::new(b);
-    for i in 1..size {
-        contributions.recv(b, &mut m, (rank + size - i) % size, bytes, 0, Span::recv(0, bytes));
+    for from in b.others().rev() {
+        contributions.recv(b, &mut m, from, bytes, 0, Span::recv(0, bytes));
     }
     for to in b.others() {
         b.send(&mut m, to, Span::send(0, bytes), 0);

@@ -2,8 +2,7 @@
 
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
-use std::ops::Range;
+use super::{Algorithm, Build, Peers, Span, Step, hierarchical, piece};
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, block) = (b.group.rank, b.group.size, b.call.bytes());
@@ -11,11 +10,11 @@ pub(super) fn build(b: &mut Build) {
     match b.algorithm() {
         Algorithm::Local => b.copy(own, place),
         Algorithm::DirectRead => {
-            let blocks: Vec<Range<usize>> =
-                (0..size).filter(|&r| r != rank).map(|r| r * block..(r + 1) * block).collect();
+            let mut others = b.blocks();
+            others.remove(rank);
             // In place, what arrives overwrites what peers have yet to read, so they read a copy.
             let copy = b.call.in_place;
-            let exposure = b.expose(Span::send(0, size * block), blocks, size - 1, block, copy);
+            let exposure = b.expose(Span::send(0, size * block), others, size - 1, block, copy);
             let read = |b: &mut Build, part: Part| {
                 let range = part.of(block);
                 if range.is_empty() {
@@ -34,10 +33,10 @@ pub(super) fn build(b: &mut Build) {
         _ => {
             let mut m = Messages::new(size);
             let (per_round, rounds) = pieces(b);
-            let cut = |peer: usize, k: usize| cut(peer, block, k, per_round);
+            let blocks = b.blocks();
+            let cut = |peer: usize, k: usize| piece(&blocks[peer], k, per_round);
             let post = |b: &mut Build, m: &mut Messages, k: usize| {
-                for i in 1..size {
-                    let from = (rank + size - i) % size;
+                for from in b.others().rev() {
                     let range = cut(from, k);
                     b.recv(m, from, Span::recv(range.start, range.len()), k);
                 }
@@ -66,31 +65,27 @@ fn pieces(b: &Build) -> (usize, usize) {
     b.group.tuning.cut(b.group.size - 1, b.call.bytes(), b.group.tuning.round)
 }
 
-fn cut(peer: usize, block: usize, k: usize, per_round: usize) -> Range<usize> {
-    let start = peer * block;
-    start + k * per_round..start + ((k + 1) * per_round).min(block)
-}
-
 /// A block that arrives replaces the one that goes to the same rank, so each round lands in scratch first.
 fn pairwise_in_place(b: &mut Build) {
-    let (rank, size, block) = (b.group.rank, b.group.size, b.call.bytes());
+    let size = b.group.size;
     let mut m = Messages::new(size);
     let (per_round, rounds) = pieces(b);
+    let blocks = b.blocks();
+    let cut = |peer: usize, k: usize| piece(&blocks[peer], k, per_round);
     let mut windows: Vec<Option<Span>> = vec![None; size];
     for k in 0..rounds {
         let mut arrived = vec![Span::scratch(0, 0); size];
-        for i in 1..size {
-            let from = (rank + size - i) % size;
-            let bytes = cut(from, block, k, per_round).len();
+        for from in b.others().rev() {
+            let bytes = cut(from, k).len();
             arrived[from] = b.recv_scratch(&mut m, from, bytes, k, &mut windows[from]);
         }
         for to in b.others() {
-            let range = cut(to, block, k, per_round);
+            let range = cut(to, k);
             b.send(&mut m, to, Span::send(range.start, range.len()), k);
         }
         b.wait(&mut m, k);
         for from in b.others() {
-            let range = cut(from, block, k, per_round);
+            let range = cut(from, k);
             if !range.is_empty() {
                 b.push(Step::Copy { from: arrived[from], to: Span::recv(range.start, range.len()) });
             }

@@ -3,7 +3,7 @@
 use super::exposure::Part;
 use super::hierarchical::View;
 use super::messages::Messages;
-use super::{Algorithm, Build, Peers, Span, Step, Tuning};
+use super::{Algorithm, Build, Peers, Span, Step, Tuning, piece};
 
 pub(super) fn build(b: &mut Build) {
     match b.algorithm() {
@@ -148,11 +148,11 @@ fn pass_on(b: &mut Build, At { parent, children }: At, between: usize) {
     let (size, bytes) = (b.group.size, b.call.bytes());
     // Nobody passes pieces on between two.
     let (per_round, rounds) = if size == 2 { (bytes, 1) } else { pieces(&b.group.tuning, between, bytes) };
-    let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
+    let cut = |k: usize| piece(&(0..bytes), k, per_round);
     let mut m = Messages::new(size);
     if let Some(parent) = parent {
         for k in 0..rounds {
-            let range = piece(k);
+            let range = cut(k);
             b.recv(&mut m, parent, Span::recv(range.start, range.len()), k);
         }
     }
@@ -161,7 +161,7 @@ fn pass_on(b: &mut Build, At { parent, children }: At, between: usize) {
             b.wait(&mut m, k);
         }
         for &child in &children {
-            let range = piece(k);
+            let range = cut(k);
             // At the root, input and output are one buffer.
             b.send(&mut m, child, Span::recv(range.start, range.len()), rounds);
         }

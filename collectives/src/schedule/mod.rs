@@ -39,6 +39,7 @@ use crate::watch::Fingerprint;
 pub use algorithm::Algorithm;
 pub(crate) use cache::Cache;
 pub use call::{Call, Kind, part};
+use std::ops::Range;
 use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
 pub use table::TuningTable;
@@ -199,7 +200,7 @@ impl Build {
     }
 
     /// Ranks other than this one, starting with the next, so that not all talk to rank 0 first.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    fn others(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let (rank, size) = (self.group.rank, self.group.size);
         (1..size).map(move |i| (rank + i) % size)
     }
@@ -228,8 +229,27 @@ impl Build {
         Span::scratch(offset, bytes)
     }
 
+    /// Bytes of each rank's block, where the call's count is that of one.
+    fn blocks(&self) -> Vec<Range<usize>> {
+        let block = self.call.bytes();
+        (0..self.group.size).map(|r| r * block..(r + 1) * block).collect()
+    }
+
+    /// Bytes of each rank's part, where the call's count is that of all.
+    fn parts(&self) -> Vec<Range<usize>> {
+        let (size, element) = (self.group.size, self.call.dtype.size());
+        let elements = (0..size).map(|r| part(self.call.count, size, r));
+        elements.map(|part| part.start * element..part.end * element).collect()
+    }
+
     /// Bytes of one element of the reduced result.
     fn out_size(&self) -> usize {
         self.call.out_size()
     }
+}
+
+/// What round `k` has of a part, with so many bytes a round.
+fn piece(part: &Range<usize>, k: usize, per_round: usize) -> Range<usize> {
+    let at = |k: usize| (part.start + k * per_round).min(part.end);
+    at(k)..at(k + 1)
 }

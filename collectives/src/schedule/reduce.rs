@@ -3,8 +3,7 @@
 use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, part, reduce_scatter};
-use std::ops::Range;
+use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece, reduce_scatter};
 
 pub(super) fn build(b: &mut Build) {
     let bytes = b.call.bytes();
@@ -41,11 +40,11 @@ fn linear(b: &mut Build) {
     let (rank, size, root, bytes) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
     let element = b.call.dtype.size();
     let (per_round, rounds) = b.group.tuning.cut_for_root(&b.group, bytes);
-    let piece = |k: usize| k * per_round..((k + 1) * per_round).min(bytes);
+    let cut = |k: usize| piece(&(0..bytes), k, per_round);
     let mut m = Messages::new(size);
     if rank != root {
         for k in 0..rounds {
-            let range = piece(k);
+            let range = cut(k);
             b.send(&mut m, root, Span::send(range.start, range.len()), 0);
         }
         return b.wait(&mut m, 0);
@@ -53,14 +52,14 @@ fn linear(b: &mut Build) {
     let mut contributions = Contributions::new(b);
     for k in 0..=rounds {
         if k < rounds {
-            let range = piece(k);
+            let range = cut(k);
             for from in b.others() {
                 let out = Span::recv(range.start, range.len());
                 contributions.recv(b, &mut m, from, range.len(), k, out);
             }
         }
         if k > 0 {
-            let range = piece(k - 1);
+            let range = cut(k - 1);
             b.wait(&mut m, k - 1);
             let operand = contributions.of(rank, range.start, k - 1);
             b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
@@ -70,11 +69,8 @@ fn linear(b: &mut Build) {
 
 /// Each rank reduces its part, then sends it to the root.
 fn scatter_gather(b: &mut Build) {
-    let (rank, size, root, element) = (b.group.rank, b.group.size, b.call.root, b.call.dtype.size());
-    let parts: Vec<Range<usize>> = (0..size)
-        .map(|r| part(b.call.count, size, r))
-        .map(|elements| elements.start * element..elements.end * element)
-        .collect();
+    let (rank, size, root) = (b.group.rank, b.group.size, b.call.root);
+    let parts = b.parts();
     let mut m = Messages::new(size);
     let own = match rank == root {
         true => Span::recv(parts[rank].start, parts[rank].len()),

@@ -3,32 +3,21 @@
 use super::contributions::Contributions;
 use super::exposure::Part;
 use super::messages::Messages;
-use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical};
+use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, shard) = (b.group.rank, b.group.size, b.call.bytes());
     let own = rank * shard;
     let out = if b.call.in_place { own } else { 0 };
+    let out = Span::recv(out, out_bytes(b, shard));
+    let shards = b.blocks();
     match b.algorithm() {
-        Algorithm::Local if out_is_input(b) => b.copy(Span::send(0, shard), Span::recv(0, shard)),
-        Algorithm::Local => {
-            b.reduce(|_| Operand::Own(Space::Send, 0), Span::recv(0, out_bytes(b, shard)), b.call.count)
-        }
-        Algorithm::DirectRead => {
-            let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
-            direct(b, &parts, out, true);
-        }
-        Algorithm::Hierarchical => {
-            let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
-            let mut m = Messages::new(size);
-            hierarchical::reduce_scatter(b, &mut m, &parts, Span::recv(out, out_bytes(b, shard)));
-        }
-        _ => {
-            let parts: Vec<Range<usize>> = (0..size).map(|r| r * shard..(r + 1) * shard).collect();
-            let mut m = Messages::new(size);
-            pairwise(b, &mut m, &parts, Span::recv(out, out_bytes(b, shard)));
-        }
+        Algorithm::Local if out_is_input(b) => b.copy(Span::send(0, shard), out),
+        Algorithm::Local => b.reduce(|_| Operand::Own(Space::Send, 0), out, b.call.count),
+        Algorithm::DirectRead => direct(b, &shards, out.offset, true),
+        Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &mut Messages::new(size), &shards, out),
+        _ => pairwise(b, &mut Messages::new(size), &shards, out),
     }
 }
 
@@ -45,9 +34,9 @@ pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: usize, release:
     let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
     let total = parts[size - 1].end;
     let largest = parts[0].len();
-    let others: Vec<Range<usize>> = (0..size).filter(|&p| p != rank).map(|p| parts[p].clone()).collect();
+    let mut others = parts.to_vec();
+    let mine = others.remove(rank);
     let exposure = b.expose(Span::send(0, total), others, size - 1, largest, false);
-    let mine = parts[rank].clone();
     let read = move |b: &mut Build, part: Part| {
         let bytes = part.of(mine.len());
         // The part for this rank is the rank-th piece of a later rank, which skips its own.
@@ -68,20 +57,17 @@ pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], 
     let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
     let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, parts[0].len());
     let mut contributions = Contributions::new(b);
-    let cut = |part: &Range<usize>, k: usize| {
-        (part.start + k * per_round).min(part.end)..(part.start + (k + 1) * per_round).min(part.end)
-    };
     let place = |b: &Build, k: usize| {
-        let mine = cut(&parts[rank], k);
+        let mine = piece(&parts[rank], k, per_round);
         out.slice(out_bytes(b, mine.start - parts[rank].start), out_bytes(b, mine.len()))
     };
     let post = |b: &mut Build, m: &mut Messages, contributions: &mut Contributions, k: usize| {
-        let (bytes, out) = (cut(&parts[rank], k).len(), place(b, k));
-        for i in 1..size {
-            contributions.recv(b, m, (rank + size - i) % size, bytes, k, out);
+        let (bytes, out) = (piece(&parts[rank], k, per_round).len(), place(b, k));
+        for from in b.others().rev() {
+            contributions.recv(b, m, from, bytes, k, out);
         }
         for to in b.others() {
-            let theirs = cut(&parts[to], k);
+            let theirs = piece(&parts[to], k, per_round);
             b.send(m, to, Span::send(theirs.start, theirs.len()), k);
         }
     };
@@ -91,7 +77,7 @@ pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], 
             post(b, m, &mut contributions, k + 1);
         }
         b.wait(m, k);
-        let mine = cut(&parts[rank], k);
+        let mine = piece(&parts[rank], k, per_round);
         let out = place(b, k);
         b.reduce(contributions.of(rank, mine.start, k), out, mine.len() / element);
     }

@@ -3,7 +3,6 @@
 use super::exposure::Part;
 use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
-use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, root, block) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
@@ -17,9 +16,9 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::DirectRead => {
             let exposure = match at_root {
                 true => {
-                    let blocks: Vec<Range<usize>> =
-                        (0..size).filter(|&r| r != rank).map(|r| r * block..(r + 1) * block).collect();
-                    b.expose(Span::send(0, size * block), blocks, size - 1, block, false)
+                    let mut others = b.blocks();
+                    others.remove(rank);
+                    b.expose(Span::send(0, size * block), others, size - 1, block, false)
                 }
                 false => b.expose_nothing(size - 1, block),
             };

@@ -17,7 +17,6 @@ use super::{Build, Group};
 use crate::transport::Nodes;
 pub(super) use moves::{all_gather, all_to_all, gather, scatter};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 pub(super) use sums::{at_root, crossing, exchange, reduce_scatter};
 
@@ -115,12 +114,6 @@ fn one_message(b: &Build, view: &View, pieces: impl ExactSizeIterator<Item = usi
     let (saved, mates) = (pieces.len().saturating_sub(1), view.nodes.with(view.rank).len() - 1);
     let bytes: usize = pieces.sum();
     bytes <= saved * COPIED_MEANWHILE && bytes * mates <= b.group.tuning.round
-}
-
-/// Bytes `k * per_round..` of a range.
-fn piece(part: &Range<usize>, k: usize, per_round: usize) -> Range<usize> {
-    let at = |k: usize| (part.start + k * per_round).min(part.end);
-    at(k)..at(k + 1)
 }
 
 #[cfg(test)]

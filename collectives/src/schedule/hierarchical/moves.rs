@@ -4,9 +4,9 @@
 //! cannot save bytes; there they save messages, because what a node sends one rank comes in one. Those wait for their
 //! last piece inside the node, so long blocks are better sent alone, which the tuner does.
 
-use super::{View, cut, one_message, piece};
+use super::{View, cut, one_message};
 use crate::schedule::messages::Messages;
-use crate::schedule::{Build, Span};
+use crate::schedule::{Build, Span, piece};
 use std::ops::Range;
 
 /// Everybody's part ends on every rank; part r is `own` on rank r. Messages are of groups from `group` on. Of the rounds in

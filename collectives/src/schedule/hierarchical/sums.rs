@@ -7,12 +7,12 @@
 //! nodes save messages but not bytes, except of integers, which may be joined in any order. For 16-bit types partial
 //! results are twice as long as contributions. Where nodes save little, the tuner reduces without them ([`crossing`]).
 
-use super::{View, cut, one_message, piece};
+use super::{View, cut, one_message};
 use crate::element::DType;
 use crate::reduce::{Stage, accumulator};
 use crate::schedule::canonical::{Join, Unit, units};
 use crate::schedule::messages::Messages;
-use crate::schedule::{Build, Operand, Space, Span, Step};
+use crate::schedule::{Build, Operand, Space, Span, Step, piece};
 use crate::transport::Nodes;
 use std::ops::Range;
 
