@@ -92,13 +92,20 @@ impl Fingerprint {
 
     /// The same with its root by its rank in the job, for words; where a peer names one that its group of `size` has.
     pub fn in_job(self, size: usize, job_rank: impl Fn(usize) -> usize) -> Self {
-        let (kind, root) = (self.0 >> 59, (self.0 >> 38 & 0x3fff) as usize);
-        let rooted =
-            kind.checked_sub(1).and_then(|k| Kind::ALL.get(k as usize)).is_some_and(|kind| kind.rooted());
-        match rooted && root < size {
-            true => Fingerprint(self.0 & !(0x3fff << 38) | (job_rank(root) as u64) << 38),
-            false => self,
+        match self.call() {
+            Some(call) if call.kind.rooted() && call.root < size => Self::of(&call.in_job(job_rank)),
+            _ => self,
         }
+    }
+
+    /// What it is of, where it is of a call: a message is that of its sender, to nobody in particular.
+    fn call(self) -> Option<Call> {
+        let kind = *Kind::ALL.get(((self.0 >> 59) as usize).checked_sub(1)?)?;
+        let dtype = *DTYPES.get((self.0 >> 55 & 0xf) as usize)?;
+        let op = *OPS.get((self.0 >> 52 & 7) as usize)?;
+        let root = (self.0 >> 38 & 0x3fff) as usize;
+        let count = (self.0 >> 1) as usize & MAX_COUNT;
+        Some(Call { op, root, ..Call::new(kind, dtype, count) })
     }
 
     /// As it travels.
@@ -210,26 +217,11 @@ impl Typed {
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = (self.0 >> 59).checked_sub(1).and_then(|k| Kind::ALL.get(k as usize));
-        let dtype = DTYPES.get((self.0 >> 55 & 0xf) as usize);
-        let op = OPS.get((self.0 >> 52 & 7) as usize);
-        let root = self.0 >> 38 & 0x3fff;
-        let count = self.0 >> 1 & MAX_COUNT as u64;
-        let (Some(&kind), Some(dtype), Some(op)) = (kind, dtype, op) else {
-            return write!(f, "something unknown ({:#x})", self.0);
-        };
-        match kind {
-            Kind::Barrier => return f.write_str("barrier"),
-            Kind::Send => return write!(f, "a message of {count} {dtype}"),
-            _ => write!(f, "{kind} of {count} {dtype}")?,
+        match self.call() {
+            None => write!(f, "something unknown ({:#x})", self.0),
+            Some(Call { kind: Kind::Send, count, dtype, .. }) => write!(f, "a message of {count} {dtype}"),
+            Some(call) => call.fmt(f),
         }
-        if kind.reduces() {
-            write!(f, ", {op}")?;
-        }
-        if kind.rooted() {
-            write!(f, ", root {root}")?;
-        }
-        Ok(())
     }
 }
 
@@ -239,7 +231,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// In the order of their discriminants.
+/// In the order of their discriminants, which is not that of [`DType::ALL`] and [`ReduceOp::ALL`].
 const DTYPES: [DType; 10] = [
     DType::F32,
     DType::F64,
