@@ -11,6 +11,7 @@
 
 mod aside;
 mod blocked;
+mod codes;
 mod comm;
 mod control;
 mod failures;
@@ -217,11 +218,11 @@ impl MpiTransport {
             return Err(wrong_call(self, peer, called));
         }
         let (rank, peer) = (self.job_rank(self.rank), self.job_rank(peer));
-        let fine = code == ffi::MPI_SUCCESS as c_int;
+        let fine = code == codes::OK;
         if fine && (kind == Kind::Send || length == bytes) {
             return Ok(true);
         }
-        let truncated = !fine && session::is_truncation(code);
+        let truncated = !fine && codes::is_truncation(code);
         if kind == Kind::Recv && (fine || truncated) {
             if truncated && !self.guarded {
                 // Such a message is dropped whole, so nothing here tells what the peer called. If it was the peer's turn
@@ -241,7 +242,7 @@ impl MpiTransport {
         };
         Err(self
             .session()
-            .error_text(call, format!("{bytes} bytes {way} rank {peer}: {}", session::text(code))))
+            .error_text(call, format!("{bytes} bytes {way} rank {peer}: {}", codes::text(code))))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Messages that nobody has posted a receive for: how one is found, taken out of MPI's queue, and what it says of its
 //! sender when it is not what is waited for.
 
+use super::codes::{OK, test};
 use super::ffi;
-use super::requests::{OK, Requests, Slot};
+use super::requests::{Requests, Slot};
 use super::route::Kind;
 use super::session::Session;
 use crate::tags::{Said, Tags};
@@ -209,8 +210,7 @@ pub(super) unsafe fn read(mut message: ffi::MPI_Message, bytes: usize, dst: *mut
         if ffi::MPI_Imrecv(to, bytes as c_int, ffi::RSMPI_UINT8_T, &mut message, &mut request) != OK {
             return;
         }
-        let mut flag = 0;
-        while ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) == OK && flag == 0 {
+        while test(&mut request) == Ok(false) {
             if Instant::now() > until {
                 std::mem::forget(space);
                 return;
@@ -225,12 +225,11 @@ pub(super) unsafe fn read(mut message: ffi::MPI_Message, bytes: usize, dst: *mut
 /// # Safety
 /// A request that was posted and not yet reported complete, of a receive that matches nothing.
 pub(super) unsafe fn cancel(mut request: ffi::MPI_Request) {
-    let mut flag = 0;
     // SAFETY: by the caller.
     unsafe {
         ffi::MPI_Cancel(&mut request);
         for _ in 0..1000 {
-            if ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) != OK || flag != 0 {
+            if test(&mut request) != Ok(false) {
                 return;
             }
         }

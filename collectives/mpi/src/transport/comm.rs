@@ -4,7 +4,8 @@
 //! for the next communicator of the same number and take another's place there. A group costs two numbers of 2048 with
 //! MPICH, and five of 65536 with Open MPI (4.1).
 
-use super::session::{Session, text};
+use super::codes::{OK, text};
+use super::session::Session;
 use super::{control, ffi};
 use crate::tags;
 use collectives::Result;
@@ -101,7 +102,7 @@ impl Comm {
 
 /// The result of a call that makes a communicator. Each library has words of its own for there being no more.
 fn made(session: &Session, call: &'static str, code: c_int) -> Result<()> {
-    if code == ffi::MPI_SUCCESS as c_int {
+    if code == OK {
         return Ok(());
     }
     let why = format!(

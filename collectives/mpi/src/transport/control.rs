@@ -5,6 +5,7 @@
 //! could reach a rank that is done with the group; Open MPI keeps such a message for the next communicator of the same
 //! number, where it takes the place of a message that is then lost.
 
+use super::codes::{OK, test};
 use super::session::Session;
 use super::{failures, ffi, unreceived};
 use crate::words::LARGEST;
@@ -144,7 +145,7 @@ impl Control {
 
     /// What MPI refuses where it may have found that a rank has ended; nothing if it says which one for the first time.
     fn refused(&mut self, session: &Session, call: &'static str, code: c_int) -> Result<()> {
-        if code == ffi::MPI_SUCCESS as c_int {
+        if code == OK {
             return Ok(());
         }
         let known = self.ended.len();
@@ -202,7 +203,7 @@ impl Control {
         let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
         // SAFETY: a request that was posted and not yet reported complete; valid places.
         let code = unsafe { ffi::MPI_Test(receive, &mut flag, status.as_mut_ptr()) };
-        if code != ffi::MPI_SUCCESS as c_int {
+        if code != OK {
             // SAFETY: a constant of the library.
             if *receive == unsafe { ffi::RSMPI_REQUEST_NULL } {
                 self.receive = None;
@@ -238,10 +239,8 @@ impl Control {
     /// Forgets the words that have gone; whether none is under way.
     pub(super) fn settle(&mut self) -> bool {
         self.outgoing.retain_mut(|(_, request)| {
-            let mut flag = 0;
             // SAFETY: a request that was posted and not yet reported complete.
-            let code = unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            code == ffi::MPI_SUCCESS as c_int && flag == 0
+            unsafe { test(request) == Ok(false) }
         });
         self.outgoing.is_empty()
     }
@@ -310,12 +309,13 @@ impl Control {
         loop {
             // Before MPI is asked, whose answer counts for more: this process may have been stopped meanwhile.
             let lost = session.lost(grace);
-            let mut flag = 0;
-            // SAFETY: a request that was posted and not yet reported complete; a valid place.
-            let code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            self.refused(session, "MPI_Test", code).map_err(|e| self.lost(session).unwrap_or(e))?;
-            if flag != 0 && code == ffi::MPI_SUCCESS as c_int {
-                return Ok(true);
+            // SAFETY: a request that was posted and not yet reported complete.
+            match unsafe { test(&mut request) } {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(code) => {
+                    self.refused(session, "MPI_Test", code).map_err(|e| self.lost(session).unwrap_or(e))?
+                }
             }
             let _ = self.listen(session);
             if !self.absent.is_empty() {

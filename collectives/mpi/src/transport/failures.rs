@@ -2,6 +2,7 @@
 //! under `mpirun --with-ft ulfm` and in some builds of MPICH. What waits for one of them fails there, and so does what waits
 //! for a message from anybody, until the failure is acknowledged; then MPI says who it was.
 
+use super::codes::OK;
 use super::ffi;
 use std::ffi::CStr;
 use std::os::raw::c_int;
@@ -16,7 +17,6 @@ pub(super) fn acknowledge(comm: ffi::MPI_Comm) -> Vec<usize> {
     let (acknowledge, acknowledged) =
         (function(c"MPIX_Comm_failure_ack"), function(c"MPIX_Comm_failure_get_acked"));
     let (Some(acknowledge), Some(acknowledged)) = (acknowledge, acknowledged) else { return Vec::new() };
-    const OK: c_int = ffi::MPI_SUCCESS as c_int;
     // SAFETY: functions of these types by the extension's definition; a valid communicator and places; both groups are
     // freed.
     unsafe {

@@ -6,6 +6,7 @@
 //! schedules.
 
 use super::blocked::{Place, Watch};
+use super::codes::{OK, test};
 use super::comm::Comm;
 use super::ffi;
 use super::library::{SMALL_HANDLES, family};
@@ -390,7 +391,7 @@ fn takes_unsigned_for_signed() -> bool {
         let (from, to) = ((&raw const one).cast(), (&raw mut least).cast());
         ffi::MPI_Reduce_local(from, to, 1, ffi::RSMPI_UINT32_T, ffi::RSMPI_MIN)
     };
-    code == ffi::MPI_SUCCESS as c_int && least != 5
+    code == OK && least != 5
 }
 
 impl<T: Element> Started<'_, T> {
@@ -402,18 +403,16 @@ impl<T: Element> Started<'_, T> {
         let Some(request) = &mut self.request else { return Ok(true) };
         let session = self.native.comm.session();
         let _turn = session.turn()?;
-        let mut flag = 0;
         // SAFETY: a request that was posted and not yet reported complete.
-        let code = unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-        if code != ffi::MPI_SUCCESS as c_int || flag != 0 {
+        let tested = unsafe { test(request) };
+        if tested != Ok(false) {
             self.request = None;
         }
-        if code != ffi::MPI_SUCCESS as c_int {
+        tested.map_err(|code| {
             // What a peer that is left has sent may still arrive in it.
             std::mem::forget(self.buffers.take());
-        }
-        session.check("MPI_Test", code)?;
-        Ok(flag != 0)
+            session.error("MPI_Test", code)
+        })
     }
 
     /// Returns the buffers (in, out) once it is complete.

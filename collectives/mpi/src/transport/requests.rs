@@ -9,6 +9,7 @@
 //! are posted at once on a third communicator, where tags say how long they are; see [`tags`](crate::tags).
 
 use super::aside::{post, read, take};
+use super::codes::{OK, test};
 use super::ffi;
 use super::route::{Comms, Kind, Route};
 use super::session::Session;
@@ -95,8 +96,6 @@ pub(super) struct Requests {
 /// took half the time of one, on the Xeon they take 1.7 times as long.
 const FEW: usize = 2;
 
-pub(super) const OK: c_int = ffi::MPI_SUCCESS as c_int;
-
 /// Bytes of a message that goes fast.
 const SMALL: usize = Eager::USUAL.to_others;
 
@@ -175,11 +174,11 @@ impl Requests {
         let mut code = OK;
         // So small a message has mostly been sent by now, and then it needs no place.
         if bytes <= SMALL.min(self.chunk) {
-            let mut flag = 0;
-            // SAFETY: a request that was just posted; valid places.
-            code = unsafe { ffi::MPI_Test(&mut request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            if code == OK && flag != 0 {
-                return Ok(Request::DONE);
+            // SAFETY: a request that was just posted.
+            match unsafe { test(&mut request) } {
+                Ok(true) => return Ok(Request::DONE),
+                Ok(false) => {}
+                Err(why) => code = why,
             }
         }
         let (message, index) = self.open(Kind::Send, to, route, std::ptr::null_mut(), bytes);

@@ -3,6 +3,7 @@
 //! MPI is state of the whole process, and so are the statics here.
 
 use super::blocked::{Place, Ranks, Start, Watch};
+use super::codes::{OK, text};
 use super::control::Control;
 use super::fatal;
 use super::{ffi, library};
@@ -16,7 +17,7 @@ use mpi::environment::Universe;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::raw::{c_char, c_int};
+use std::os::raw::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, TryLockError, Weak};
 use std::thread::ThreadId;
@@ -106,7 +107,7 @@ impl Session {
             ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &mut size);
             let mut comm = ffi::RSMPI_COMM_NULL;
             let code = ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut comm);
-            if code != ffi::MPI_SUCCESS as c_int {
+            if code != OK {
                 return Err(unavailable(&format!("MPI_Comm_dup: {}", text(code))));
             }
             Mutex::new(Control::on(comm, size as usize))
@@ -245,7 +246,7 @@ impl Session {
 
     /// The result of a call.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
-        if code == ffi::MPI_SUCCESS as c_int { Ok(()) } else { Err(self.error(call, code)) }
+        if code == OK { Ok(()) } else { Err(self.error(call, code)) }
     }
 
     /// From now on the job cannot end in order: its end must not wait for the others.
@@ -374,7 +375,7 @@ fn homes(size: usize) -> std::result::Result<Vec<Home>, c_int> {
             ffi::RSMPI_COMM_WORLD,
         )
     };
-    if code != ffi::MPI_SUCCESS as c_int {
+    if code != OK {
         return Err(code);
     }
     Ok(all.into_iter().map(Home::from_bytes).collect())
@@ -387,36 +388,12 @@ fn ranks_here() -> Option<c_int> {
         let (mut here, mut size) = (ffi::RSMPI_COMM_NULL, 0);
         let (world, kind) = (ffi::RSMPI_COMM_WORLD, ffi::MPI_COMM_TYPE_SHARED as c_int);
         let made = ffi::MPI_Comm_split_type(world, kind, 0, ffi::RSMPI_INFO_NULL, &mut here);
-        let known = made == ffi::MPI_SUCCESS as c_int
-            && ffi::MPI_Comm_size(here, &mut size) == ffi::MPI_SUCCESS as c_int;
+        let known = made == OK && ffi::MPI_Comm_size(here, &mut size) == OK;
         known.then(|| {
             ffi::MPI_Comm_free(&mut here);
             size
         })
     }
-}
-
-/// MPI's text for an error code.
-pub(super) fn text(code: c_int) -> String {
-    let mut buffer = [0 as c_char; 4096];
-    let mut length = 0;
-    // SAFETY: the buffer is larger than any library's MPI_MAX_ERROR_STRING.
-    let known = unsafe { ffi::MPI_Error_string(code, buffer.as_mut_ptr(), &mut length) };
-    if known != ffi::MPI_SUCCESS as c_int {
-        return format!("error code {code}");
-    }
-    let bytes: Vec<u8> = buffer[..(length as usize).min(buffer.len())].iter().map(|&c| c as u8).collect();
-    // MPICH's texts are stacks of several lines.
-    let text = String::from_utf8_lossy(&bytes);
-    text.split(['\n', '\0']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
-}
-
-/// Whether a code says that a longer message came than was posted.
-pub(super) fn is_truncation(code: c_int) -> bool {
-    let mut class = ffi::MPI_SUCCESS as c_int;
-    // SAFETY: a valid place.
-    let known = unsafe { ffi::MPI_Error_class(code, &mut class) };
-    known == ffi::MPI_SUCCESS as c_int && class == ffi::MPI_ERR_TRUNCATE as c_int
 }
 
 /// After a panic's own message: the job ends, because the other ranks would wait for this one for ever.

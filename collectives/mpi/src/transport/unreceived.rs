@@ -1,8 +1,8 @@
 //! Messages that no group has received before it ended, such as what a neighbour that is behind sends for comparison.
 
+use super::codes::OK;
 use super::ffi;
 use std::mem::MaybeUninit;
-use std::os::raw::c_int;
 
 /// Receives all that has come on a communicator that no group uses any more, once no rank sends on it any more. For the
 /// thread whose turn it is. Every send is over, so what is left lies here already, and no receive of it waits.
@@ -16,7 +16,7 @@ pub(super) fn take_all(comm: ffi::MPI_Comm) {
         unsafe {
             let (any, tag) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
             let probed = ffi::MPI_Iprobe(any, tag, comm, &mut found, status.as_mut_ptr());
-            if probed != ffi::MPI_SUCCESS as c_int || found == 0 {
+            if probed != OK || found == 0 {
                 return;
             }
             ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut bytes);
@@ -24,7 +24,7 @@ pub(super) fn take_all(comm: ffi::MPI_Comm) {
             let (to, status, ignored) = (space.as_mut_ptr(), status.assume_init(), ffi::RSMPI_STATUS_IGNORE);
             let (from, tag) = (status.MPI_SOURCE, status.MPI_TAG);
             let received = ffi::MPI_Recv(to.cast(), bytes, ffi::RSMPI_UINT8_T, from, tag, comm, ignored);
-            if received != ffi::MPI_SUCCESS as c_int {
+            if received != OK {
                 return;
             }
         }
