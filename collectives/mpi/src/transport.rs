@@ -30,7 +30,7 @@ use blocked::Place;
 pub use blocked::Start;
 use collectives::transport::farewell::Farewells;
 use collectives::transport::{
-    HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, blame, place_among, wrong_call, wrong_length,
+    HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, admit, place_among, wrong_call, wrong_length,
 };
 use collectives::{Error, Result, digest};
 use comm::Comm;
@@ -379,9 +379,7 @@ unsafe impl Transport for MpiTransport {
 
     fn abort(&mut self, why: &Error) {
         if !self.closed {
-            self.tell_peers(control::Kind::Failure, &blame::told(why));
-            self.session().fail(why);
-            self.lost.get_or_insert_with(|| why.clone());
+            self.fail_with(why);
             self.close();
         }
     }

@@ -73,10 +73,10 @@ impl MpiTransport {
     }
 
     /// This rank has failed, and says so.
-    fn fail_with(&mut self, why: Error) {
-        self.tell_peers(Kind::Failure, &blame::told(&why));
-        self.session().fail(&why);
-        self.lost = Some(why);
+    pub(super) fn fail_with(&mut self, why: &Error) {
+        self.tell_peers(Kind::Failure, &blame::told(why));
+        self.session().fail(why);
+        self.lost.get_or_insert_with(|| why.clone());
     }
 
     /// Takes note of a loss, unless another was before.
@@ -192,7 +192,7 @@ impl MpiTransport {
         }
         if std::thread::panicking() && self.lost.is_none() {
             // The process may live on, and would be waited for.
-            self.fail_with(Error::GivenUp("panicked".into()));
+            self.fail_with(&Error::GivenUp("panicked".into()));
         }
         let failed = |this: &Self| this.session().has_failed() || std::thread::panicking();
         // Where another thread has to call MPI, to wait here moves nothing.
@@ -215,7 +215,7 @@ impl MpiTransport {
             // Not in order: the end of this process would be taken for the cause.
             let (peers, job_rank) = (self.requests.peers(), |member| self.job_rank(member));
             if let Some(why) = self.farewells.untaken(peers, self.rank, job_rank, call_timeout) {
-                self.fail_with(why);
+                self.fail_with(&why);
             }
         }
         let settled = if failed(self) {
