@@ -14,19 +14,33 @@ pub fn told(why: &Error) -> String {
     }
 }
 
+/// Whom peers are to blame when `rank` gives up for this, and for what: not that it has noticed.
+pub(crate) fn of(why: &Error, rank: usize) -> (usize, String) {
+    match why {
+        Error::PeerLost { peer, how, .. } => (*peer, how.clone()),
+        other => (rank, format!("failed: {other}")),
+    }
+}
+
+/// What `rank` hears when `from` passes on that `peer` is lost.
+pub(crate) fn passed_on(rank: usize, from: usize, peer: usize, how: String) -> Error {
+    match peer == rank {
+        // A peer that gave up because of this rank says nothing new about this rank.
+        true => Error::PeerLost { rank, peer: from, how: format!("gave up: rank {rank} {how}") },
+        false => Error::PeerLost { rank, peer, how },
+    }
+}
+
 /// What `rank` hears when `from` tells it so; both are ranks of the job.
 pub fn heard(rank: usize, from: usize, words: &str) -> Error {
     let another = |words: &str| {
         let (peer, how) = words.strip_prefix(ANOTHER)?.split_once(' ')?;
         Some((peer.parse().ok()?, how.to_owned()))
     };
-    let (peer, how) = match another(words) {
-        // A peer that gave up because of this rank says nothing new about this rank.
-        Some((peer, how)) if peer == rank => (from, format!("gave up: rank {rank} {how}")),
-        Some(lost) => lost,
-        None => (from, format!("gave up: {words}")),
-    };
-    Error::PeerLost { rank, peer, how }
+    match another(words) {
+        Some((peer, how)) => passed_on(rank, from, peer, how),
+        None => Error::PeerLost { rank, peer: from, how: format!("gave up: {words}") },
+    }
 }
 
 /// As much of a text as fits into so many bytes, in whole characters.

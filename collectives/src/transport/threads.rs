@@ -6,7 +6,7 @@
 
 mod mailbox;
 
-use super::{Request, Tag, Transport, Wait, Waits, place_among, waits, wrong_length};
+use super::{Request, Tag, Transport, Wait, Waits, blame, place_among, waits, wrong_length};
 use crate::error::{Error, Result};
 use crate::locked;
 use mailbox::{Body, EAGER, Letter, Mailbox, Posted, State};
@@ -315,11 +315,8 @@ unsafe impl Transport for Threads {
 
     fn abort(&mut self, why: &Error) {
         // Before closing: who finds this rank closed must find the reason too.
-        match why {
-            // Pass on who is to blame, not that this rank noticed.
-            Error::PeerLost { peer, how, .. } => self.announce(*peer, how.clone()),
-            other => self.announce(self.job_rank(self.rank), format!("failed: {other}")),
-        }
+        let (culprit, how) = blame::of(why, self.job_rank(self.rank));
+        self.announce(culprit, how);
         self.close();
         self.wake_all();
     }

@@ -20,7 +20,7 @@ mod slots;
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::{Direct, Request, Tag, Transport, Wait, Waits, admit, place_among, waits};
+use crate::transport::{Direct, Request, Tag, Transport, Wait, Waits, admit, blame, place_among, waits};
 pub use budget::{Available, available as memory_available, limit as memory_limit};
 use group::Group;
 use mail::Mail;
@@ -226,11 +226,9 @@ unsafe impl Transport for ShmTransport {
     }
 
     fn abort(&mut self, why: &Error) {
-        match why {
-            // Pass on who is to blame, not that this rank noticed.
-            Error::PeerLost { peer, how, .. } => self.group.segments.give_up(*peer, how),
-            other => self.group.segments.give_up(self.group.segments.rank(), &format!("failed: {other}")),
-        }
+        let segments = &self.group.segments;
+        let (culprit, how) = blame::of(why, segments.rank());
+        segments.give_up(culprit, &how);
         self.ring_all();
         self.mail.forget();
     }

@@ -4,6 +4,7 @@ use super::segments::Segments;
 use crate::bootstrap::{Ending, boot_and_space};
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use crate::transport::blame;
 use crate::transport::processes::Processes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::os::fd::OwnedFd;
@@ -114,12 +115,7 @@ impl Watcher {
         for index in (0..segments.size()).filter(|&i| i != segments.me) {
             let peer = segments.ranks[index];
             if let Some((culprit, how)) = segments.gave_up(index) {
-                // A peer that gave up because of this rank says nothing new about this rank.
-                return Err(if culprit == rank {
-                    lost(peer, format!("gave up: rank {rank} {how}"))
-                } else {
-                    lost(culprit, how)
-                });
+                return Err(blame::passed_on(rank, peer, culprit, how));
             }
             // The flag is read after the death was seen, so a departure before it is not missed.
             self.gone[index] = segments.departed(index);
