@@ -22,22 +22,28 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// See [`super::library`]. A UCX with FUSE starts a thread as it is loaded, which must not be the one that gets the signals that
-/// a supervisor catches.
-pub(super) fn library() -> Result<String> {
-    let ucp = unsignalled(Ucp::load).map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
+/// The name and version of the UCX library that would be opened.
+///
+/// # Errors
+/// [`Error::Unavailable`] with what was looked for and what would bring it.
+pub fn library() -> Result<String> {
+    // A UCX with FUSE starts a thread as it is loaded, which must not be the one that gets the signals that a supervisor catches.
+    unsignalled(load).map(|(_, library)| library)
+}
+
+/// The library, with its name and version.
+fn load() -> Result<(Ucp, String)> {
+    let ucp = Ucp::load().map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
     let (major, minor, release) = ucp.version();
-    Ok(format!("UCX {major}.{minor}.{release}"))
+    Ok((ucp, format!("UCX {major}.{minor}.{release}")))
 }
 
 impl Context {
     /// Opens libucp and a context for about `size` peers. UCX itself reads `UCX_TLS`, `UCX_NET_DEVICES` and its other
     /// variables here.
     pub(super) fn open(rank: usize, size: usize) -> Result<Arc<Self>> {
-        let ucp = Ucp::load().map_err(|why| Error::Unavailable { name: "ucx".into(), why })?;
+        let (ucp, library) = load()?;
         log::listen(&ucp);
-        let (major, minor, release) = ucp.version();
-        let library = format!("UCX {major}.{minor}.{release}");
         let fail = |call: &'static str, status: ucs_status_t, ucp: &Ucp| Error::Unavailable {
             name: "ucx".into(),
             why: format!(
@@ -54,6 +60,7 @@ impl Context {
             return Err(fail("ucp_config_read", status, &ucp));
         }
         let variable = |name: &str| std::env::var(name).ok();
+        let (major, minor, _) = ucp.version();
         for (name, value) in defaults::ours((major, minor), simd::copies_fast(), variable) {
             // SAFETY: a valid configuration and two C strings. A version without the option says so by a status, and then
             // its own value stays.

@@ -27,6 +27,7 @@ use super::{HEARSAY, Request, Tag, Tells, Transport, Wait, Waits, wrong_call, wr
 use crate::bootstrap::Rendezvous;
 use crate::error::{Error, Result};
 use crate::watch::Fingerprint;
+pub use context::library;
 use lines::Lines;
 use members::Members;
 use requests::{Kind, Outcome, Requests};
@@ -36,14 +37,6 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 use turns::Hold;
 use ucx_sys::{Posted, UCS_ERR_MESSAGE_TRUNCATED, UCS_OK, ucp_tag_recv_info_t};
-
-/// The name and version of the UCX library that would be opened.
-///
-/// # Errors
-/// [`Error::Unavailable`] with what was looked for and what would bring it.
-pub fn library() -> Result<String> {
-    context::library()
-}
 
 /// How long nothing has moved when a waiting rank sleeps, and for how long it does.
 const IDLE: Duration = Duration::from_micros(200);
