@@ -141,7 +141,7 @@ impl Emulated {
     }
 
     fn name_of(&self, index: usize) -> Request {
-        Request(u64::from(self.slots[index].generation) << 32 | index as u64)
+        Request::of(index, self.slots[index].generation)
     }
 
     fn release(&mut self, index: usize) {
@@ -291,9 +291,9 @@ unsafe impl Transport for Emulated {
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        let index = request.0 as u32 as usize;
+        let index = request.index();
         let known = self.slots.get(index);
-        if !known.is_some_and(|s| s.active && u64::from(s.generation) == request.0 >> 32) {
+        if !known.is_some_and(|s| s.active && s.generation == request.generation()) {
             return Ok(true);
         }
         // After an error the place is not used again: the rest of the message may still be under way.

@@ -55,6 +55,24 @@ pub struct Request(pub u64);
 impl Request {
     /// Of what was done when it was posted: to test it would only take time.
     pub const DONE: Request = Request(u64::MAX);
+
+    /// The name of what a place was used for in one of its uses, so that a stale one is not taken for a later one.
+    #[inline]
+    pub const fn of(index: usize, generation: u32) -> Request {
+        Request((generation as u64) << 32 | index as u32 as u64)
+    }
+
+    /// The place.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    /// Which of its uses.
+    #[inline]
+    pub const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
 }
 
 /// Moves bytes between the ranks of one group. One thread at a time drives it (the engine's), which is

@@ -143,7 +143,7 @@ impl Requests {
         (slot.suspected, slot.called) = (None, None);
         (slot.route, slot.dst, slot.unseen) = (route, dst, 0..0);
         self.active += 1;
-        (Request((slot.generation as u64) << 32 | index as u64), index as usize)
+        (Request::of(index as usize, slot.generation), index as usize)
     }
 
     /// Bytes of each of MPI's messages but the last. What would go at once in a few goes so, where no other length can
@@ -337,7 +337,7 @@ impl Requests {
         message: Request,
         looks: u32,
     ) -> Result<Option<Outcome>> {
-        let (index, generation) = (message.0 as u32 as usize, (message.0 >> 32) as u32);
+        let (index, generation) = (message.index(), message.generation());
         let slot = &self.slots[index];
         if slot.generation != generation || !slot.active {
             let peer = slot.peer;
@@ -385,7 +385,7 @@ impl Requests {
 
     /// What `message` is, and with whom.
     pub(super) fn with(&self, message: Request) -> (Kind, usize) {
-        let slot = &self.slots[message.0 as u32 as usize];
+        let slot = &self.slots[message.index()];
         (slot.kind, slot.peer)
     }
 
@@ -416,7 +416,7 @@ impl Requests {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             if slot.active {
-                self.test(session, Request((slot.generation as u64) << 32 | index as u64), 0)?;
+                self.test(session, Request::of(index, slot.generation), 0)?;
             }
         }
         Ok(self.none())

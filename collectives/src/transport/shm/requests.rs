@@ -32,7 +32,7 @@ impl Requests {
         });
         let place = &mut self.places[at as usize];
         *place = (State::Open, place.1.wrapping_add(1));
-        Request(u64::from(place.1) << 32 | u64::from(at))
+        Request::of(at as usize, place.1)
     }
 
     pub fn complete(&mut self, request: Request) {
@@ -44,24 +44,24 @@ impl Requests {
     }
 
     fn end(&mut self, request: Request, how: State) {
-        let place = &mut self.places[request.0 as u32 as usize];
-        debug_assert!(matches!(place.0, State::Open) && place.1 == (request.0 >> 32) as u32);
+        let place = &mut self.places[request.index()];
+        debug_assert!(matches!(place.0, State::Open) && place.1 == request.generation());
         place.0 = how;
     }
 
     /// Nobody asks for it any more.
     pub fn forget(&mut self, request: Request) {
         self.end(request, State::Free);
-        self.free.push(request.0 as u32);
+        self.free.push(request.index() as u32);
     }
 
     /// Whether it is complete, or why it failed; then it is forgotten.
     pub fn take_done(&mut self, request: Request) -> Result<bool> {
-        let at = request.0 as u32;
-        match self.places.get_mut(at as usize) {
-            Some((State::Open, uses)) if *uses == (request.0 >> 32) as u32 => Ok(false),
-            Some((state @ (State::Done | State::Failed(_)), uses)) if *uses == (request.0 >> 32) as u32 => {
-                self.free.push(at);
+        let (at, generation) = (request.index(), request.generation());
+        match self.places.get_mut(at) {
+            Some((State::Open, uses)) if *uses == generation => Ok(false),
+            Some((state @ (State::Done | State::Failed(_)), uses)) if *uses == generation => {
+                self.free.push(at as u32);
                 match std::mem::replace(state, State::Free) {
                     State::Failed(why) => Err(*why),
                     _ => Ok(true),

@@ -105,21 +105,21 @@ impl Requests {
         });
         let slot = &mut self.slots[index as usize];
         *slot = Slot { generation: slot.generation, pointer, kind, peer, bytes, looks: 0 };
-        Request((slot.generation as u64) << 32 | index as u64)
+        Request::of(index as usize, slot.generation)
     }
 
     /// From whom `request` receives, if it does and is not done.
     pub(super) fn source(&self, request: Request) -> Option<usize> {
-        let slot = &self.slots[request.0 as u32 as usize];
-        let open = slot.generation == (request.0 >> 32) as u32 && !slot.pointer.is_null();
+        let slot = &self.slots[request.index()];
+        let open = slot.generation == request.generation() && !slot.pointer.is_null();
         (open && matches!(slot.kind, Kind::Recv { .. })).then_some(slot.peer)
     }
 
     /// Whether `request` is done, as one is that has been done before; or how else it ended.
     #[inline(always)]
     pub(super) fn test(&mut self, worker: &Worker, request: Request) -> Result<bool, Box<Outcome>> {
-        let (index, generation) = (request.0 as u32, (request.0 >> 32) as u32);
-        let slot = &mut self.slots[index as usize];
+        let (index, generation) = (request.index(), request.generation());
+        let slot = &mut self.slots[index];
         if slot.generation != generation || slot.pointer.is_null() {
             return Ok(true);
         }
@@ -130,16 +130,16 @@ impl Requests {
             if slot.looks < LOOKS || slot.looks == u32::MAX {
                 return Ok(false);
             }
-            ended = self.look_aside(worker, index as usize);
+            ended = self.look_aside(worker, index);
             if let Ok(false) = ended {
                 return Ok(false);
             }
         }
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.pointer = std::ptr::null_mut();
         // Generations stay below that of `Request::DONE`.
         slot.generation = (generation + 1) & 0x7fff_ffff;
-        self.free.push(index);
+        self.free.push(index as u32);
         ended
     }
 
@@ -195,7 +195,7 @@ impl Requests {
 
     /// What `request` is of, and with whom.
     pub(super) fn with(&self, request: Request) -> (Kind, usize) {
-        let slot = &self.slots[request.0 as u32 as usize];
+        let slot = &self.slots[request.index()];
         (slot.kind, slot.peer)
     }
 
@@ -224,7 +224,7 @@ impl Requests {
         let mut active = false;
         for index in 0..self.slots.len() {
             let Slot { generation, pointer, .. } = self.slots[index];
-            let request = Request((generation as u64) << 32 | index as u64);
+            let request = Request::of(index, generation);
             active |= !pointer.is_null() && matches!(self.test(worker, request), Ok(false));
         }
         self.orphans.retain(|(request, _)| {
