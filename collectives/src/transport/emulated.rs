@@ -33,6 +33,7 @@ use crate::buffer::Memory;
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::locked;
+use crate::trace::Trace;
 pub use link::{Hop, Link};
 use port::Port;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -195,7 +196,7 @@ impl Emulated {
             self.slots[index].payload = None;
         }
         let slot = &self.slots[index];
-        Ok(slot.header.is_none() && slot.payload.is_none() && (slot.due == 0 || now() >= slot.due))
+        Ok(slot.header.is_none() && slot.payload.is_none() && (slot.due == 0 || Trace::now() >= slot.due))
     }
 }
 
@@ -249,7 +250,7 @@ unsafe impl Transport for Emulated {
         let index = self.slot(false, to);
         if let Some(hop) = self.hop(to) {
             let mut ports = locked(&self.ports);
-            let (start, left) = self.port(&mut ports, to).depart(&hop, now(), bytes);
+            let (start, left) = self.port(&mut ports, to).depart(&hop, Trace::now(), bytes);
             drop(ports);
             let slot = &mut self.slots[index];
             for (place, word) in slot.words.chunks_exact_mut(8).zip([self.clock, start, bytes as u64]) {
@@ -332,7 +333,7 @@ unsafe impl Transport for Emulated {
         match self.slots[..self.reached].iter().filter(waiting).map(|s| s.due).min() {
             None => self.inner.park(limit),
             Some(due) => {
-                let left = due.saturating_sub(now());
+                let left = due.saturating_sub(Trace::now());
                 if left > EARLY {
                     self.inner.park(limit.min(Duration::from_nanos(left - EARLY)));
                 }
@@ -343,12 +344,6 @@ unsafe impl Transport for Emulated {
     fn abort(&mut self, why: &Error) {
         self.inner.abort(why);
     }
-}
-
-/// Nanoseconds of a clock that all processes of a machine share.
-fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// Tells this machine's clock from others: by its boot and its namespace of times.
