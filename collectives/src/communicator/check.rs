@@ -185,7 +185,7 @@ impl Communicator {
         self.checked(call, data, data)
     }
 
-    /// The root's output; other ranks' is not looked at.
+    /// What the root alone gives, the output or, of a scatter, the input; what other ranks give there is not looked at.
     fn at_root(&self, kind: Kind, what: &str, arm: Option<Arm>, root: usize) -> Result<Arm> {
         self.rank_exists(kind, "root", root)?;
         match arm {
