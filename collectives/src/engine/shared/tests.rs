@@ -1,6 +1,7 @@
 //! Of waiting: what is no silence, what is enough, and what a panic leaves.
 
 use super::*;
+use crate::engine::QUANTUM;
 use crate::schedule::{Algorithm, Kind};
 use crate::transport::{Request, Tag, Tells, threads};
 use crate::{Buffer, Communicator, DType};
@@ -140,6 +141,42 @@ fn only_who_posts_very_many_messages_has_room_for_them() {
         assert!(if place == id { room >= needed } else { room < needed }, "{room} in place {place}");
     }
     engine.fail(Error::GivenUp("as meant".into()));
+}
+
+/// Sums of gradients that nobody waits for are started before weights are gathered, and what both wait for comes at once.
+#[test]
+fn urgent_calls_go_first_unless_somebody_waits_for_another() {
+    const PART: usize = 3 * QUANTUM;
+    for waits in [false, true] {
+        let (gradients, mut sums) = (vec![1u8; 2 * PART], vec![0u8; PART]);
+        let (own, mut weights) = (vec![1u8; PART], vec![0u8; 2 * PART]);
+        let come = Arc::<AtomicBool>::default();
+        let seen = Arc::clone(&come);
+        let transport = Box::new(Scripted::new(2, move |_| seen.load(Ordering::Relaxed)));
+        let handle = Handle::new(transport, Options::default(), Arc::default()).expect("an engine");
+        let mut engine = handle.shared.lock();
+        let mut start = |kind, send: &[u8], recv: &mut [u8], priority| {
+            let (send_bytes, recv_bytes) = (send.len(), recv.len());
+            let ends = Ends { send: send.as_ptr(), send_bytes, recv: recv.as_mut_ptr(), recv_bytes };
+            // SAFETY: the buffers outlive the engine.
+            unsafe { engine.start(&Call::new(kind, DType::U8, PART), &ends, None, priority, 0) }
+                .expect("starts")
+        };
+        let low = start(Kind::ReduceScatter, &gradients, &mut sums, Priority::Low);
+        let high = start(Kind::AllGather, &own, &mut weights, Priority::High);
+        come.store(true, Ordering::Relaxed);
+        let (first, last) = if waits { (low, high) } else { (high, low) };
+        let mark = |engine: &Engine| engine.flights[last as usize].state.progress_mark();
+        let (at_first, mut turns) = (mark(&engine), 0);
+        while engine.flights[first as usize].stage == Stage::Running {
+            assert_eq!(mark(&engine), at_first, "after {turns} turns, with somebody waiting: {waits}");
+            engine.turn(waits.then_some(first)).expect("nobody fails");
+            turns += 1;
+        }
+        assert!(turns > 1, "what comes first takes several turns");
+        engine.poll(None).expect("nobody fails");
+        assert!(engine.order.is_empty(), "both are over");
+    }
 }
 
 #[test]
