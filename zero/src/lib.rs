@@ -16,6 +16,8 @@ mod exact;
 mod grads;
 mod hands;
 mod kernels;
+#[cfg(test)]
+mod listener;
 pub mod memory;
 mod optimizer;
 mod params;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::Config;
+use crate::listener::Listener;
 use crate::memory::Ledger;
 use crate::plan::{Home, Plan};
 use crate::recorder::{Log, Recorder, units};
@@ -9,7 +10,7 @@ use crate::stage::Stage;
 use crate::standing::Standing;
 use crate::trainer::{Kept, plan_for};
 use collectives::schedule::{Algorithm, Kind, Tuning};
-use collectives::{Communicator, DType, Options, ReduceOp};
+use collectives::{Communicator, DType, Options, Priority, ReduceOp};
 use models::{Batch, Gradients, Model, TensorSpec, Unit, Weights};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -328,6 +329,35 @@ fn weights_that_are_there_are_not_waited_for() {
             trainer.params.gather(&plan, unit).unwrap();
         }
         assert!(all().all(|gather| trainer.activity(gather) == Activity::Compute), "stage {level}");
+    }
+}
+
+/// A pass waits for weights, and nothing but the update for sums of gradients.
+#[test]
+fn gathers_of_weights_go_before_sums_of_gradients() {
+    for stage in Stage::ALL {
+        Communicator::on_threads(2, Options::default(), |comm| {
+            let (units, losses) = (units(8), VecDeque::from([1.0]));
+            let model = Scripted { units, losses, log: Log::default(), loses: None };
+            let config = Config { stage, ..Config::default() };
+            let plan = plan_for(&model, &config, false, &comm).unwrap();
+            // It is planned without, as one goes with a device.
+            let listener = Arc::new(Listener::of(&comm));
+            let comm = comm.with_carrier(listener.clone());
+            let source = &mut |_: &TensorSpec, _, _: &mut [f32]| Ok(());
+            let (kernels, ledger) = (Box::new(Recorder::default()), Ledger::default());
+            let made = Trainer::with(kernels, plan, Box::new(model), comm, ledger, source);
+            made.unwrap().step(&mut Ones, 1e-3).unwrap();
+            let calls = listener.calls.lock().unwrap();
+            // What the norm and agreements need is of another type.
+            let elements = || calls.iter().filter(|(call, _)| call.dtype == DType::F32);
+            for (call, priority) in elements() {
+                let urgent = call.kind == Kind::AllGather;
+                assert_eq!(*priority == Priority::High, urgent, "{call} at {stage:?}");
+            }
+            let any = |gathers| elements().any(|(call, _)| (call.kind == Kind::AllGather) == gathers);
+            assert_eq!([any(true), any(false)], [stage.shards_optimizer, true], "{stage:?}");
+        });
     }
 }
 
