@@ -40,7 +40,7 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Say what each rank of a training would hold and send, without running it.
     Plan(Box<PlanArgs>),
-    /// Mean loss of a model directory on given tokens.
+    /// Mean loss of a model directory, or of the state of a training, on given tokens.
     Eval(EvalArgs),
     /// Measure collectives, their overlap with computation, and what suits this machine.
     Bench(Box<crate::bench::BenchArgs>),
@@ -361,7 +361,8 @@ pub struct PlanArgs {
   caravan eval --model out --data shakespeare.txt
   caravan eval --model out --data val.bin --ranks 4 --dtype f32 --json")]
 pub struct EvalArgs {
-    /// A Hugging Face directory, such as train --save wrote.
+    /// A Hugging Face directory, such as train --save wrote; or what train --checkpoint was given, whose last state is taken,
+    /// or a step-N in it.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Text files, token files, directories (their .rs, .md and .txt files, or their token files named .bin, without what

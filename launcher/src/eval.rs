@@ -1,7 +1,8 @@
-//! `caravan eval`: mean loss of a model directory on given tokens.
+//! `caravan eval`: mean loss of a model directory, or of the state of a training, on given tokens.
 
 use crate::agree::Signature;
 use crate::args::{Colour, DeviceKind, EvalArgs, Precision};
+use crate::checkpoint::State;
 use crate::data::{Feed, Input, held};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
@@ -29,6 +30,8 @@ const LONGEST: usize = 1024;
 pub struct EvalPlan {
     /// What is evaluated.
     pub model: ModelChoice,
+    /// Whose weights these are, if a training's.
+    pub state: Option<State>,
     /// What was asked for as tokens.
     pub data: Vec<PathBuf>,
     /// The tokens.
@@ -75,14 +78,36 @@ fn check_weights(model: &Path) -> Result<()> {
         Err(_) => "is not there",
     };
     Err(Failure::usage(format!(
-        "--model {name} {what}: give a model's directory, such as train --save writes"
+        "--model {name} {what}: give a model's directory, such as train --save writes, or what train --checkpoint was given"
     )))
+}
+
+/// The model in a directory, or the weights of the state that it is or that is the last in it.
+///
+/// # Errors
+/// No whole model, and no state; one that is not whole or cannot be read.
+fn open(dir: &Path) -> Result<(ModelChoice, Option<State>)> {
+    let unreadable = |e| Failure::usage(format!("--model {}: {e}", dir.display()));
+    // States that lie in a model's directory are not what was named.
+    let found = match dir.join("config.json").exists() {
+        true => None,
+        false => State::weights_of(dir, unreadable)?,
+    };
+    match found {
+        Some((state, weights)) => Ok((ModelChoice::of(weights), Some(state))),
+        None => Ok((ModelChoice::directory(dir)?, None)),
+    }
 }
 
 impl EvalPlan {
     /// As `--attention` names the kernels of attention; none on the processor.
     pub fn attention(&self) -> Option<&'static str> {
         self.device.attention(self.dtype.dtype(), self.model.config.head_dim)
+    }
+
+    /// After how many steps of its training weights of a state are.
+    fn step(&self) -> Option<usize> {
+        self.state.as_ref().map(State::step)
     }
 
     /// Checks every flag of `eval`.
@@ -100,7 +125,7 @@ impl EvalPlan {
         let precision = device::matmul_precision(&args.device, args.dtype)?;
         at_least_one("--micro-batch", args.micro_batch)?;
         check_weights(&args.model)?;
-        let model = ModelChoice::directory(&args.model)?;
+        let (model, state) = open(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;
         held::check_mixed("--data", &args.data, &input, "--data {}/*val*.bin")?;
         ranks.check_inputs("--data", input.token_files(), identity)?;
@@ -126,7 +151,8 @@ impl EvalPlan {
         // Whether the device's kernels take the model is known before any rank starts.
         model.footprint(&batch, dtype, &device)?;
         let data = args.data.clone();
-        let plan = EvalPlan { model, data, feed, windows, ranks, device, dtype, batch, json, quiet, colour };
+        let plan =
+            EvalPlan { model, state, data, feed, windows, ranks, device, dtype, batch, json, quiet, colour };
         plan.check_memory(identity)?;
         Ok(plan)
     }
@@ -189,6 +215,8 @@ pub fn signature(plan: &EvalPlan) -> Signature {
         ("command", "eval".to_owned()),
         ("version", machine::VERSION.to_owned()),
         ("--model", format!("{:?}", plan.model.config)),
+        // While ranks start, a training may put the next in its place.
+        ("state of --model", plan.step().map_or("none".to_owned(), |step| format!("after step {step}"))),
         ("weights of --model", plan.model.fingerprint()),
         ("--data", plan.feed.fingerprint()),
         ("--seq", plan.windows.length().to_string()),
@@ -235,6 +263,7 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
     if plan.json {
         out::line(json!({
             "model": plan.model.name,
+            "step": plan.step(),
             "data": plan.feed.json(&plan.data),
             "loss": loss,
             "perplexity": loss.exp(),
@@ -253,8 +282,9 @@ pub fn rank<T: Float>(plan: &EvalPlan, comm: &Communicator) -> Result<()> {
         out::line(loss)?;
     } else {
         out::line(format_args!(
-            "loss {loss:.6} (perplexity {:.4}) on {} in {} of {length}{}, {}{}, in {}",
+            "loss {loss:.6} (perplexity {:.4}){} on {} in {} of {length}{}, {}{}, in {}",
             loss.exp(),
+            plan.state.as_ref().map_or(String::new(), |state| format!(" of {}", state.dir().display())),
             several(tokens, "token"),
             several(windows, "window"),
             if rest > 0 { format!(", the last of {rest}") } else { String::new() },

@@ -9,6 +9,7 @@ mod diverging;
 mod doctor;
 mod elastic;
 mod endings;
+mod evaluated_states;
 mod forecasts;
 mod held_out;
 mod help;

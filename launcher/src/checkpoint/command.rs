@@ -13,7 +13,6 @@ use models::LlamaConfig;
 use models::hf::{self, SaveOptions, Sum, Writer};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use zero::Kept;
 
@@ -83,10 +82,8 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
 /// What is wrong with a state: not with what was asked, if that is whether it is whole. Who asks for JSON is told in it, too.
 /// With one that has gone meanwhile nothing is.
 fn damage(args: &CheckpointArgs, dir: &Path, why: Failure) -> Failure {
-    // Of one that cannot be looked at nobody knows, and a link to nothing is still there.
-    if dir.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
-        let gone = "a training has put a later state in its place meanwhile: look again";
-        return Failure::run(format!("checkpoint {}: {gone}", dir.display()));
+    if let Some(gone) = State::gone(dir) {
+        return gone;
     }
     if !args.verify {
         return why;

@@ -84,6 +84,17 @@ impl State {
     /// # Errors
     /// There is none, or `unreadable` of what the system refuses.
     pub fn found(dir: &Path, unreadable: impl Fn(io::Error) -> Failure) -> Result<(usize, PathBuf)> {
+        State::sought(dir, unreadable)?.ok_or_else(|| {
+            let has = if dir.is_dir() { "has no state" } else { "is no directory" };
+            Failure::usage(format!(
+                "checkpoint {}: {has}: name what 'caravan train --checkpoint' was given, or a step-N in it",
+                dir.display()
+            ))
+        })
+    }
+
+    /// The same, if there is any.
+    fn sought(dir: &Path, unreadable: impl Fn(io::Error) -> Failure) -> Result<Option<(usize, PathBuf)>> {
         // One that has lost what tells of it is one, too.
         let is_one = |dir: &PathBuf| is_state(dir) || dir.join(name(Kept::Weights)).is_dir();
         let own = dir.canonicalize().ok();
@@ -96,15 +107,39 @@ impl State {
             return Err(unreadable(e));
         }
         let step = step.filter(|_| own.as_ref().is_some_and(is_one));
-        let (found, has) = match (step, fs::metadata(dir)) {
-            (Some(step), _) => (Some((step, dir.to_owned())), ""),
-            (None, Ok(there)) if there.is_dir() => (last_step(dir).map_err(&unreadable)?, "has no state"),
-            (None, Err(e)) if e.kind() != ErrorKind::NotFound => return Err(unreadable(e)),
-            (None, _) => (None, "is no directory"),
+        match (step, fs::metadata(dir)) {
+            (Some(step), _) => Ok(Some((step, dir.to_owned()))),
+            (None, Ok(there)) if there.is_dir() => last_step(dir).map_err(unreadable),
+            (None, Err(e)) if e.kind() != ErrorKind::NotFound => Err(unreadable(e)),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// Place and weights of the last one in `dir`, or of the one that this is, if there is any: for who goes on with nothing
+    /// else of it.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not whole; `unreadable` of what the system refuses of `dir`.
+    pub fn weights_of(
+        dir: &Path,
+        unreadable: impl Fn(io::Error) -> Failure,
+    ) -> Result<Option<(State, hf::Checkpoint)>> {
+        let Some((step, dir)) = State::sought(dir, unreadable)? else { return Ok(None) };
+        let read = || {
+            let state = State::read(step, dir.clone())?;
+            let weights = state.open(Kept::Weights)?;
+            Ok((state, weights))
         };
-        found.ok_or_else(|| {
-            Failure::usage(format!(
-                "checkpoint {}: {has}: name what 'caravan train --checkpoint' was given, or a step-N in it",
+        read().map(Some).map_err(|why| State::gone(&dir).unwrap_or(why))
+    }
+
+    /// What is said of one that was found and has gone since. Of one that cannot be looked at nobody knows, and a link to
+    /// nothing is still there.
+    pub(super) fn gone(dir: &Path) -> Option<Failure> {
+        let gone = dir.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
+        gone.then(|| {
+            Failure::run(format!(
+                "checkpoint {}: a training has put a later state in its place meanwhile: look again",
                 dir.display()
             ))
         })

@@ -130,9 +130,14 @@ impl ModelChoice {
             )),
             None => Failure::usage(e),
         })?;
+        Ok(Self::of(weights))
+    }
+
+    /// One that was opened.
+    pub fn of(weights: Checkpoint) -> Self {
         let (config, remarks) = (weights.config().clone(), weights.remarks().clone());
-        let weights = Some(weights);
-        Ok(ModelChoice { remarks, weights, ..Self::new(&path.display().to_string(), config) })
+        let name = weights.dir().display().to_string();
+        ModelChoice { remarks, weights: Some(weights), ..Self::new(&name, config) }
     }
 
     /// The shape in a config.json, with new weights.
