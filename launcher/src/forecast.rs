@@ -64,6 +64,8 @@ struct Outcome {
     stage: Stage,
     /// Of the rank that holds most.
     memory: Memory,
+    /// Bytes of its parameters, gradients and optimizer's state that are padding, in the mean over ranks.
+    padding: usize,
     /// Bytes that a rank takes of a GPU, with what lies between its buffers and what CUDA's libraries take.
     gpu: usize,
     /// Bytes that the rank sends in a step that sends most.
@@ -110,7 +112,7 @@ impl Forecast {
             let zero = zero::Config { stage, ..zero.clone() };
             let need = shape.need(&zero, &batch)?;
             let mut plan = shape.sharded(&zero, 0);
-            let (mut memory, mut sent) = (need.memory, 0);
+            let (padding, mut memory, mut sent) = (zero::memory::padding(&plan), need.memory, 0);
             for rank in (0..world).filter(|rank| rank.min(&(world - 1 - rank)) < &(LOOKED_AT / 2)) {
                 plan.rank = rank;
                 let held = shape.held(&need, &plan, &joined.expected.group(rank, world, joined.tuning));
@@ -120,7 +122,7 @@ impl Forecast {
             let peers =
                 joined.nccl.then(|| device::nccl_peers(joined.here.unwrap_or(world.min(GPUS)), world));
             let gpu = if placement.on_device() { need.arena + device::reserve(peers) } else { 0 };
-            Ok(Outcome { stage, memory, gpu, sent })
+            Ok(Outcome { stage, memory, padding, gpu, sent })
         };
         let stages = Stage::ALL.iter().map(outcome).collect::<Result<_>>()?;
         let Joined { label, here, control, .. } = joined;
@@ -135,6 +137,7 @@ impl Forecast {
             json!({
                 "stage": at.stage.level(),
                 "memory": memory,
+                "padding_bytes": at.padding,
                 "device_bytes": device,
                 "gpu_bytes": at.gpu,
                 "bytes_sent": at.sent,

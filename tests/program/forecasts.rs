@@ -122,6 +122,31 @@ fn a_plan_needs_neither_gpus_nor_hosts_nor_data() {
     bench.nothing_left();
 }
 
+/// ZeRO's arithmetic, of parameters alone: Rajbhandari et al., 2020. In 16 bits 2 bytes a parameter, 2 of its gradient and 12 of
+/// the optimizer, f32 weights and both moments; in 32 bits 4, 4 and 8. What a rank holds beside that is padding.
+#[test]
+fn each_stage_divides_what_the_textbook_says_and_the_rest_is_padding() {
+    let bench = bench();
+    let parameters = 6_738_415_616;
+    // Bytes of a parameter on each rank, and those that ranks divide among them.
+    for (dtype, ranks, stages) in
+        [("bf16", 8, [(16, 0), (4, 12), (2, 14), (0, 16)]), ("f32", 3, [(16, 0), (8, 8), (4, 12), (0, 16)])]
+    {
+        let flags = format!("--model llama-2-7b --dtype {dtype} --ranks {ranks}");
+        for (at, (each, divided)) in planned(&bench, &flags).iter().zip(stages) {
+            let classes = ["parameters", "gradients", "optimizer"].map(|name| number(&at["memory"][name]));
+            let (held, padding) = (classes.iter().sum::<u64>(), number(&at["padding_bytes"]));
+            assert_eq!(held - padding, parameters * (ranks * each + divided) / ranks, "{dtype}: {at}");
+            assert!(0 < padding && padding < held / 1000, "{dtype}: {at}");
+        }
+        let table = bench.run(&format!("plan {flags}")).success().stdout;
+        let names = table.lines().map(|line| line.trim_start().split("  ").next().unwrap_or_default());
+        let names: Vec<&str> = names.skip_while(|name| *name != "optimizer").take(2).collect();
+        assert_eq!(names, ["optimizer", "of which padding"], "{table}");
+    }
+    bench.nothing_left();
+}
+
 /// It would be refused when ranks meet.
 #[test]
 fn a_table_with_what_cannot_carry_its_collective_is_no_plan() {

@@ -78,21 +78,42 @@ pub fn predict(plan: &Plan, model: Footprint) -> Memory {
     };
     for (u, b) in plan.buckets() {
         let bucket = plan.layout[u].bucket(b);
-        let (whole, shard, owned) = (bucket.len(), bucket.shard_len(), plan.owned(u, b).len());
-        memory.parameters += element * if plan.weights[u] == Home::Whole { whole } else { shard };
-        let accumulates = plan.config.accumulate > 1;
-        memory.gradients += match plan.gradients[u] {
-            Home::Whole => element * whole,
-            Home::Slot(_) if accumulates => 0,
-            Home::Slot(_) => element * shard,
-        };
-        memory.gradients += plan.config.sums() * size_of::<f32>() * shard;
-        memory.optimizer += size_of::<f32>() * owned * if plan.keeps_master() { 3 } else { 2 };
+        let [parameters, gradients, optimizer] = kept(plan, u, bucket.len(), bucket.shard_len());
+        memory.parameters += parameters;
+        memory.gradients += gradients;
+        memory.optimizer += optimizer;
     }
     let elements = |slots: &[Vec<usize>]| slots.iter().flatten().sum::<usize>();
     memory.buckets = element * (elements(&plan.weight_slots) + elements(&plan.gradient_slots))
         + size_of::<f32>() * elements(&plan.partial_slots);
     memory
+}
+
+/// Bytes of parameters, gradients and the optimizer's state of a unit's elements, so many where they are whole and so many in
+/// a shard.
+fn kept(plan: &Plan, unit: usize, whole: usize, shard: usize) -> [usize; 3] {
+    let element = plan.dtype.size();
+    let parameters = element * if plan.weights[unit] == Home::Whole { whole } else { shard };
+    let gradients = match plan.gradients[unit] {
+        Home::Whole => element * whole,
+        Home::Slot(_) if plan.config.accumulate > 1 => 0,
+        Home::Slot(_) => element * shard,
+    };
+    let sums = plan.config.sums() * size_of::<f32>() * shard;
+    let owned = if plan.config.stage.shards_optimizer { shard } else { whole };
+    let optimizer = size_of::<f32>() * owned * if plan.keeps_master() { 3 } else { 2 };
+    [parameters, gradients + sums, optimizer]
+}
+
+/// Bytes of the parameters, gradients and optimizer's state in [`predict`] that no tensor has, for tensors start at multiples of
+/// a block, and shards are equally long. Of whose shard they are is of no matter: it is the mean over ranks, rounded up.
+pub fn padding(plan: &Plan) -> usize {
+    let of_bucket = |(u, b): (usize, usize)| {
+        let elements = plan.layout[u].bucket(b).padding().map(|gap| gap.len()).sum::<usize>();
+        // By all ranks together.
+        kept(plan, u, plan.world * elements, elements).iter().sum::<usize>()
+    };
+    plan.buckets().map(of_bucket).sum::<usize>().div_ceil(plan.world)
 }
 
 /// Bytes of the arena that takes everything of this plan, and of a model with this footprint, on a device: what

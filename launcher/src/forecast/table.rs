@@ -19,6 +19,10 @@ impl Forecast {
         };
         for (index, name) in classes(self.zero.placement) {
             row(name, &|at| at.memory.classes()[index].1 as u64);
+            // Of the state of the model: that class is the last of those.
+            if name.starts_with("optimizer") {
+                row("  of which padding", &|at| at.padding as u64);
+            }
         }
         row("all classes", &|at| at.memory.total() as u64);
         if self.zero.placement.on_device() {
