@@ -184,6 +184,11 @@ fn every_operation_prints_nccl_tests_table_with_consistent_numbers() {
                     .collect();
                 assert_eq!(calls.len(), 7);
                 near(number("time"), calls.iter().sum::<f64>() / 7.0);
+                // Of seven the fourth is in the middle, and less than the longest are not 95 of 100.
+                let mut sorted = calls.clone();
+                sorted.sort_by(f64::total_cmp);
+                let summary = &exact[format!("{name}_calls")];
+                assert_eq!([&summary["p50_us"], &summary["p95_us"]], [sorted[3], sorted[6]], "{summary}");
                 assert!((half.time - number("time")).abs() <= 0.5, "{half:?}");
                 measured_us += calls.iter().sum::<f64>();
                 busbw.push(number("bus_bw"));
@@ -197,6 +202,10 @@ fn every_operation_prints_nccl_tests_table_with_consistent_numbers() {
         assert!((table.average - average).abs() <= 1e-5 * average, "{} {average}", table.average);
         assert_eq!(json["average_bus_bandwidth"]["okay"], "unchecked");
         assert_eq!(json["out_of_bounds"]["okay"], "true");
+        let machine = &json["machine"];
+        assert_eq!(machine["arch"], std::env::consts::ARCH);
+        assert!(machine["cores"].as_u64() > Some(0) && machine["cpu"].is_string(), "{machine}");
+        assert!(machine["memory_bytes"].as_u64() > Some(0) && machine["host"].is_string(), "{machine}");
     }
 }
 
