@@ -13,8 +13,13 @@ use std::process::Command;
 
 /// The run for GPU machines, with small models.
 fn script(bench: &Bench) -> Command {
+    script_into(bench, Some("results"))
+}
+
+/// The same with its results in a folder that is named, or not.
+fn script_into(bench: &Bench, named: Option<&str>) -> Command {
     let mut command = Command::new("bash");
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).arg("results");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu.sh")).args(named);
     bench.prepare(&mut command);
     command.env("CARAVAN", env!("CARGO_BIN_EXE_caravan")).env_remove("CARAVAN_EMULATED_DEVICE");
     // Where it is killed its files go, too.
@@ -97,6 +102,28 @@ fn the_run_for_gpu_machines_says_what_is_wrong() {
     emulated(&mut command);
     command.env("ONLY", "everything");
     assert_eq!(bench.outcome(&mut command).code, Some(2));
+}
+
+#[test]
+fn results_go_where_they_are_asked_for_else_to_the_folder_of_the_environment_else_here() {
+    if !can_emulate() || !harness::installed("bash") {
+        return;
+    }
+    for (named, out, place) in
+        [(Some("results"), Some("out"), "results"), (None, Some("out"), "out"), (None, None, ".")]
+    {
+        let bench = bench();
+        let mut command = script_into(&bench, named);
+        emulated(&mut command);
+        // Nothing is run but what says which parts there are.
+        command.env("ONLY", "everything").env_remove("OUT").envs(out.map(|out| ("OUT", out)));
+        let outcome = bench.outcome(&mut command);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        for folder in ["results", "out", "."] {
+            let told = std::fs::read_to_string(bench.path(folder).join("gpu.txt")).unwrap_or_default();
+            assert_eq!(told.contains("ONLY names parts of"), folder == place, "{folder}: {told}");
+        }
+    }
 }
 
 #[test]
