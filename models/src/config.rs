@@ -347,6 +347,45 @@ mod tests {
         }
     }
 
+    /// Parameters say nothing of positions, of the context, or of how heads share keys and values. Those of Llama 3.1 are as in
+    /// the config.json of meta-llama's repositories; the other published ones are compared where such files are read.
+    #[test]
+    fn presets_have_the_shapes_that_they_are_known_for() {
+        let plain = Rope { theta: 1e4, scaling: RopeScaling::None };
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let llama31 = Rope { theta: 5e5, scaling };
+        for (name, [hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context], rope, norm_eps) in [
+            ("nano", [64, 2, 4, 2, 16, 176, 256, 64], plain, 1e-6),
+            ("baby", [128, 4, 4, 4, 32, 344, 256, 64], plain, 1e-6),
+            ("32m", [512, 8, 8, 4, 64, 1376, 8192, 1024], plain, 1e-6),
+            ("llama-3.1-8b", [4096, 32, 32, 8, 128, 14_336, 128_256, 131_072], llama31, 1e-5),
+            ("llama-3.1-70b", [8192, 80, 64, 8, 128, 28_672, 128_256, 131_072], llama31, 1e-5),
+            ("llama-3.1-405b", [16_384, 126, 128, 8, 128, 53_248, 128_256, 131_072], llama31, 1e-5),
+        ] {
+            let (tied, padding) = (false, None);
+            let known = LlamaConfig {
+                hidden,
+                layers,
+                heads,
+                kv_heads,
+                head_dim,
+                ffn,
+                vocab,
+                context,
+                rope,
+                norm_eps,
+                tied,
+                padding,
+            };
+            assert_eq!(LlamaConfig::preset(name).unwrap(), known, "{name}");
+        }
+    }
+
     #[test]
     fn an_unknown_preset_lists_the_known_ones() {
         let text = LlamaConfig::preset("llama-9").unwrap_err().to_string();
