@@ -6,6 +6,7 @@ use crate::plan::{ModelChoice, TrainPlan};
 use crate::tokenizer::Tokenizer;
 use collectives::{Float, ReduceOp};
 use models::hf::{Remarks, SaveOptions, Writer};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use zero::Trainer;
 
@@ -36,6 +37,29 @@ impl Companions {
     /// The files, by name.
     pub fn files(&self) -> &[(String, Vec<u8>)] {
         &self.files
+    }
+
+    /// The tokens that end a text, as transformers' `generate` knows them: of generation_config.json, or else of config.json.
+    /// Where neither names one, as of a new model, the tokenizer's.
+    pub fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        const KEY: &str = "eos_token_id";
+        let read = |name| {
+            let file = self.files.iter().find(|(other, _)| other == name);
+            file.and_then(|(_, content)| serde_json::from_slice::<Value>(content).ok()).unwrap_or_default()
+        };
+        let ids = |named: &Value| -> Vec<u32> {
+            let several = named.as_array().map_or(std::slice::from_ref(named), Vec::as_slice);
+            several.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+        };
+        let of_model =
+            [read(GENERATION).get(KEY), self.remarks.token_ids.get(KEY)].map(|ids_of| ids_of.map(&ids));
+        if let Some(named) = of_model.into_iter().flatten().find(|named| !named.is_empty()) {
+            return named;
+        }
+        let config = read(TOKENIZER_CONFIG);
+        // By itself, or with how it stands in a text.
+        let own = config["eos_token"].as_str().or(config["eos_token"]["content"].as_str());
+        own.and_then(|spelling| tokenizer.token(spelling)).into_iter().collect()
     }
 }
 
@@ -200,4 +224,44 @@ fn begin<T: Float>(plan: &TrainPlan, dir: &Path, companions: &Companions) -> mod
     let mut writer = Writer::create(dir, &plan.model.config, T::DTYPE, &options)?;
     companions.files().iter().try_for_each(|(name, content)| writer.add_file(name, content))?;
     Ok(writer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_text_ends_with_what_the_model_is_generated_with_or_else_with_what_its_tokenizer_says() {
+        let home = tempfile::tempdir().unwrap();
+        let words = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "one": 1, "</s>": 2}, "unk_token": "[UNK]"},
+        });
+        let file = home.path().join(TOKENIZER);
+        std::fs::write(&file, words.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(file).unwrap();
+        let of_words = json!({"eos_token": "</s>"});
+        for (generation, config, of_tokenizer, expected) in [
+            (json!({}), Value::Null, json!({}), &[][..]),
+            (json!({}), Value::Null, of_words.clone(), &[2]),
+            (json!({}), Value::Null, json!({"eos_token": {"content": "</s>", "lstrip": false}}), &[2]),
+            (json!({}), Value::Null, json!({"eos_token": "<|end|>"}), &[]),
+            (json!({}), Value::Null, json!({"eos_token": null}), &[]),
+            (json!({}), json!(7), of_words.clone(), &[7]),
+            (json!({}), json!([7, 8, -1]), of_words.clone(), &[7, 8]),
+            (json!({"eos_token_id": null}), json!(7), of_words.clone(), &[7]),
+            (json!({"eos_token_id": [5, 6]}), json!(7), of_words.clone(), &[5, 6]),
+            (json!("broken"), json!(7), of_words.clone(), &[7]),
+        ] {
+            let files = [(GENERATION, &generation), (TOKENIZER_CONFIG, &of_tokenizer)];
+            let files = files.map(|(name, told)| (name.to_owned(), told.to_string().into_bytes())).to_vec();
+            let mut companions = Companions { files, ..Companions::default() };
+            companions.remarks.token_ids.insert("eos_token_id".into(), config.clone());
+            assert_eq!(companions.ends(&tokenizer), expected, "{generation} {config} {of_tokenizer}");
+        }
+        assert_eq!(Companions::default().ends(&tokenizer), [0u32; 0]);
+        assert_eq!(tokenizer.token("one"), Some(1));
+    }
 }

@@ -217,6 +217,14 @@ impl Tokenizer {
         own.unwrap_or_else(|| self.decode(&[token]))
     }
 
+    /// The token of this spelling.
+    pub fn token(&self, spelling: &str) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::HuggingFace(t) => t.inner.token_to_id(spelling),
+        }
+    }
+
     /// The tokens of a text in one piece, as the file alone has them: with whatever its post_processor puts around a text.
     /// transformers may put its first and last token there by `add_bos_token` and `add_eos_token` of a
     /// tokenizer_config.json, which is not read here.

@@ -126,7 +126,12 @@ impl<'a, T: Float> Run<'a, T> {
         let me = comm.rank();
         let lead = me == 0;
         // Before anything is written anew.
-        let companions = if plan.keeps() && lead { save::companions(plan)? } else { Companions::default() };
+        let companions = match lead {
+            true if plan.keeps() => save::companions(plan)?,
+            // What a sample ends with is worth no failure.
+            true if plan.sample > 0 => save::companions(plan).unwrap_or_default(),
+            _ => Companions::default(),
+        };
         let companions = Arc::new(companions);
         let writer = match &plan.checkpoints {
             Some(checkpoints) if lead => {

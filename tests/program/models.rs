@@ -83,6 +83,38 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     assert!(config().contains("\"eos_token_id\": null"));
 }
 
+/// As transformers' `generate` does: before a token that the model's files name, on whatever ranks.
+#[test]
+fn a_sample_stops_where_the_model_ends_its_text() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let flags = "--data text.txt --seq 16 --micro-batch 1 --warmup 1 --steps 1 --reproducible";
+    bench.run(&format!("train --model nano {flags} --quiet --save m")).success();
+    let sample = |ranks: &str| {
+        let said = bench.run(&format!("train --model m {flags} {ranks}")).success().stdout;
+        let (_, sample) = said.rsplit_once("sample").expect("a sample");
+        sample.to_owned()
+    };
+    let (alone, shared) = ("--ranks 1 --accumulate 2", "--ranks 2");
+    let whole = sample(alone);
+    assert!(whole.starts_with('\n') && whole == sample(shared), "{whole}");
+    // Half of all bytes: hardly any text is without them for long.
+    let config = fs::read_to_string(bench.path("m/config.json")).unwrap();
+    let ends: Vec<u8> = (0..128).collect();
+    let ends = format!("\"eos_token_id\": {ends:?}");
+    let named = config.replace("\"eos_token_id\": null", &ends);
+    assert_ne!(named, config);
+    bench.file("m/config.json", named);
+    let short = sample(alone);
+    assert!(short.contains(" of 240 tokens: the text ends there)\n") && short == sample(shared), "{short}");
+    let (_, text) = short.split_once('\n').unwrap();
+    assert!(!text.trim().contains(|c: char| c.is_ascii()), "{text}");
+    // What is generated with goes before that.
+    bench.file("m/generation_config.json", "{\"eos_token_id\": 256}");
+    assert_eq!(sample(alone), whole);
+    bench.nothing_left();
+}
+
 /// How a tokenizer is to be used lies beside it.
 #[test]
 fn a_new_model_is_saved_with_what_belongs_to_its_tokenizer() {

@@ -201,7 +201,8 @@ impl<T: Float> Run<'_, T> {
             return Ok(());
         }
         let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
-        let sample = sample::generate(&mut self.trainer, self.plan, &mut progress);
+        let ends = self.plan.tokenizer.as_ref().map_or(Vec::new(), |known| self.companions.ends(known));
+        let sample = sample::generate(&mut self.trainer, self.plan, &ends, &mut progress);
         progress.finish();
         self.pass_on();
         let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
