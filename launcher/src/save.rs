@@ -198,7 +198,7 @@ pub fn model<T: Float>(
             Wanted::Rescued => not_finite > 0.0 || is_taken(dir),
         };
         match writer {
-            Some(writer) if !unwanted => writer.and_then(Writer::finish).map(|_| true),
+            Some(writer) if !unwanted => writer.and_then(Writer::finish).map(|()| true),
             _ => Ok(false),
         }
     };

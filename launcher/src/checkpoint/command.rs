@@ -268,5 +268,5 @@ fn export<T: Float>(weights: &hf::Checkpoint, save: &Path) -> models::Result<()>
             writer.add(&spec.name, &values)?;
         }
     }
-    writer.finish().map(drop)
+    writer.finish()
 }

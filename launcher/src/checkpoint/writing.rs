@@ -94,9 +94,8 @@ impl<'a> Writing<'a> {
     ) -> Result<Self> {
         let standing = trainer.standing();
         let step = standing.steps as usize;
-        // Whatever shape is trained goes on from it; that transformers loads the weights, too, is no condition.
         let remarks = lead.map(|lead| lead.companions.remarks()).unwrap_or_default();
-        let options = SaveOptions { remarks, for_transformers: false, ..SaveOptions::default() };
+        let options = SaveOptions { remarks, ..SaveOptions::default() };
         let place = pen_place(&checkpoints.dir, step);
         let of =
             |kept| Parts::plan(&place.join(name(kept)), &plan.model.config, &options).map_err(Failure::run);

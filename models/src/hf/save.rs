@@ -11,7 +11,6 @@ use super::load::{CONFIG, INDEX, SINGLE};
 use super::names::{COMPANIONS, TEMPLATES, is_companion, is_shard};
 use super::remarks::Remarks;
 use super::staging::{Staging, is_movable};
-use super::sum::{Sum, Summing};
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
 use crate::unfinished::is_mount_point;
@@ -38,14 +37,11 @@ pub struct SaveOptions {
     /// What config.json says beside the shape, such as [`Checkpoint::remarks`](super::Checkpoint::remarks) of the model that
     /// was trained on.
     pub remarks: Remarks,
-    /// Whether transformers is to load it. What only [`Checkpoint::open`](super::Checkpoint::open) has to read may be of a shape
-    /// that transformers refuses.
-    pub for_transformers: bool,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { file_limit: 5_000_000_000, remarks: Remarks::default(), for_transformers: true }
+        SaveOptions { file_limit: 5_000_000_000, remarks: Remarks::default() }
     }
 }
 
@@ -54,7 +50,7 @@ pub struct Writer {
     target: PathBuf,
     /// The file being written. Before `staging`, so that it is closed when the directory that it may be in is removed:
     /// over NFS what is open stays there under another name, and so would the directory.
-    file: Option<(File, Summing)>,
+    file: Option<File>,
     staging: Staging,
     dtype: DType,
     plan: Vec<Planned>,
@@ -67,8 +63,6 @@ pub struct Writer {
     /// What is at the next place may not be what is to be there.
     broken: bool,
     bytes: Vec<u8>,
-    /// What was written, by name.
-    sums: Vec<(String, Sum)>,
 }
 
 impl Writer {
@@ -76,17 +70,15 @@ impl Writer {
     /// An existing model directory is replaced as a whole, at the end; any other existing thing is refused.
     ///
     /// # Errors
-    /// Those of [`check_destination`], and of [`check_loadable`](super::check_loadable) if it is for transformers, an unfit
-    /// `dtype`, or the system's refusal to create files there.
+    /// Those of [`check_loadable`](super::check_loadable) and [`check_destination`], an unfit `dtype`, or the system's refusal to
+    /// create files there.
     pub fn create(
         target: impl AsRef<Path>,
         config: &LlamaConfig,
         dtype: DType,
         options: &SaveOptions,
     ) -> Result<Self> {
-        if options.for_transformers {
-            config::check_loadable(config)?;
-        }
+        config::check_loadable(config)?;
         let total = config.parameters().saturating_mul(dtype.size() as u64);
         let target = check_destination(target.as_ref(), total)?;
         let plan = plan(&target, config, dtype, options.file_limit)?;
@@ -102,7 +94,6 @@ impl Writer {
             at: (0, 0, 0),
             broken: false,
             bytes: vec![],
-            sums: vec![],
         })
     }
 
@@ -135,8 +126,7 @@ impl Writer {
         }
         for part in values.chunks(CHUNK) {
             encode(self.dtype, part, &mut self.bytes);
-            if let Some((out, summing)) = &mut self.file {
-                summing.add(&self.bytes);
+            if let Some(out) = &mut self.file {
                 out.write_all(&self.bytes).map_err(|e| self.refused(file, e))?;
             }
             self.written += self.bytes.len() as u64;
@@ -153,22 +143,14 @@ impl Writer {
     /// Another name, or the system's refusal.
     pub fn add_file(&mut self, name: &str, content: &[u8]) -> Result<()> {
         check_companion(&self.target, name)?;
-        self.write(name, content)
+        self.staging.write(name, content)
     }
 
-    fn write(&mut self, name: &str, content: &[u8]) -> Result<()> {
-        let mut summing = Summing::default();
-        summing.add(content);
-        self.staging.write(name, content)?;
-        self.sums.push((name.to_owned(), summing.sum()));
-        Ok(())
-    }
-
-    /// Completes the directory and puts it in its place. Gives back its files, as they were written.
+    /// Completes the directory and puts it in its place.
     ///
     /// # Errors
     /// A weight that never came whole, a destination that meanwhile holds something else, or the system's refusal.
-    pub fn finish(mut self) -> Result<Vec<(String, Sum)>> {
+    pub fn finish(mut self) -> Result<()> {
         if self.broken {
             return Err(Error::format(&self.target, "a part of the model could not be written"));
         }
@@ -178,21 +160,17 @@ impl Writer {
             return Err(Error::format(&self.target, text));
         }
         if self.plan.len() > 1 {
-            self.write(INDEX, index(&self.plan, self.total).as_bytes())?;
+            self.staging.write(INDEX, index(&self.plan, self.total).as_bytes())?;
         }
-        let config = std::mem::take(&mut self.config);
-        self.write(CONFIG, config.as_bytes())?;
-        self.staging.replace()?;
-        Ok(self.sums)
+        self.staging.write(CONFIG, self.config.as_bytes())?;
+        self.staging.replace()
     }
 
-    fn start_file(&mut self, index: usize) -> Result<(File, Summing)> {
+    fn start_file(&mut self, index: usize) -> Result<File> {
         let planned = &self.plan[index];
         let mut file = self.staging.open(&planned.name)?;
-        let mut summing = Summing::default();
-        summing.add(&planned.header);
         file.write_all(&planned.header).map_err(|e| self.refused(index, e))?;
-        Ok((file, summing))
+        Ok(file)
     }
 
     fn advance(&mut self, elements: usize) -> Result<()> {
@@ -206,10 +184,9 @@ impl Writer {
             self.at = (file, tensor, element);
             return Ok(());
         }
-        if let Some((done, summing)) = self.file.take() {
-            let name = self.plan[file].name.clone();
-            self.staging.keep(&name, done).map_err(|e| self.refused(file, e))?;
-            self.sums.push((name, summing.sum()));
+        if let Some(done) = self.file.take() {
+            let name = &self.plan[file].name;
+            self.staging.keep(name, done).map_err(|e| self.refused(file, e))?;
         }
         self.at = (file + 1, 0, 0);
         Ok(())
@@ -395,7 +372,7 @@ mod tests {
         let target = home.path().join("m");
         let config = LlamaConfig::preset("nano").unwrap();
         let mut writer = Writer::create(&target, &config, DType::F32, &SaveOptions::default()).unwrap();
-        writer.file = Some((File::options().write(true).open("/dev/full").unwrap(), Summing::default()));
+        writer.file = Some(File::options().write(true).open("/dev/full").unwrap());
         let units = config.units();
         let tensor = &units[0].tensors[0];
         let values = vec![1f32; tensor.len()];

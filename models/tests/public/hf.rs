@@ -49,7 +49,7 @@ pub(super) fn save(
             writer.add(&spec.name, piece)?;
         }
     }
-    writer.finish().map(drop)
+    writer.finish()
 }
 
 pub(super) fn names(dir: &Path) -> Vec<String> {

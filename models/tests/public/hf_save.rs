@@ -2,7 +2,7 @@
 
 use super::hf::{check_content, names, save, saved, tensors, tiny, values};
 use collectives::{DType, digest};
-use models::hf::{Checkpoint, SaveOptions, Writer, check_destination};
+use models::hf::{Checkpoint, Parts, SaveOptions, Writer, check_destination};
 use models::{Error, LlamaConfig};
 use std::fs;
 use std::path::Path;
@@ -74,8 +74,11 @@ fn what_transformers_would_not_load_is_not_begun() {
     assert!(e.to_string().contains("hidden size 8 is no multiple of the 3 heads"), "{e}");
     assert!(names(home.path()).is_empty());
     // Who reads it here takes the shape.
-    let ours = SaveOptions { for_transformers: false, ..SaveOptions::default() };
-    save(&home.path().join("m"), &odd, DType::F32, &ours, 1).unwrap();
+    let parts = Parts::plan(&home.path().join("m"), &odd, &SaveOptions::default()).unwrap();
+    parts.begin(&[]).unwrap();
+    let mut part = parts.part();
+    tensors(&odd).iter().for_each(|t| part.write(&t.name, 0..t.len(), &values(t, 1)).unwrap());
+    part.finish().unwrap();
     assert_eq!(*Checkpoint::open(home.path().join("m")).unwrap().config(), odd);
 }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 
 fn copy(from: &Checkpoint, to: &Path, dtype: DType, file_limit: u64) {
     let remarks = Remarks { of_bytes: true, ..from.remarks().clone() };
-    let options = SaveOptions { file_limit, remarks, ..SaveOptions::default() };
+    let options = SaveOptions { file_limit, remarks };
     let mut writer = Writer::create(to, from.config(), dtype, &options).unwrap();
     for spec in from.config().units().into_iter().flat_map(|u| u.tensors) {
         let mut values = vec![0.0f32; spec.len()];
