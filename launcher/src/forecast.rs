@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 use crate::machine::Machine;
 use crate::out;
 use crate::plan::{self, Asked, MicroBatch, ModelChoice, Numbers, Shape};
-use crate::transports::Transport;
+use crate::transports::{self, Transport};
 use collectives::MAX_SIZE;
 use collectives::bootstrap;
 use collectives::schedule::Tuning;
@@ -208,7 +208,7 @@ impl Joined {
             tuning = read.map_err(|e| tuning::told(args.ranks.tuning.as_ref(), e))?;
             tuning::check(&expected.group(0, world, tuning), || label.clone())?;
         }
-        let label = format!("{}{label}", if asked.nccl { "nccl+" } else { "" });
+        let label = format!("{}{label}", transports::nccl_prefix(asked.nccl));
         let control = layers.control_bytes(transport, world, here.unwrap_or(1));
         Ok(Joined { nccl: asked.nccl, label, here, control, expected, tuning })
     }

@@ -4,7 +4,7 @@
 use crate::args::RankArgs;
 use crate::failure::{Failure, Result};
 use crate::human::{quoted, several};
-use crate::transports::Transport;
+use crate::transports::{self, Transport};
 use collectives::schedule::Tuning;
 use collectives::transport::emulated::{Emulated, Link};
 use collectives::transport::hierarchical::Hierarchical;
@@ -39,7 +39,7 @@ impl Layers {
                 )));
             }
         };
-        let nccl = if args.transport.starts_with("nccl") { "nccl+" } else { "" };
+        let nccl = transports::nccl_prefix(transports::beside_nccl(&args.transport).is_some());
         let emulated = |text: &String| {
             text.parse().map_err(|e| Failure::usage(format!("--emulate-link {}: {e}", quoted(text))))
         };

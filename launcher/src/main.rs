@@ -86,7 +86,7 @@ fn main() -> ExitCode {
         }
         std::process::exit(code)
     });
-    if cli.command.ranks().is_some_and(|r| r.share_gpus && r.transport.starts_with("nccl"))
+    if cli.command.ranks().is_some_and(|r| r.share_gpus && transports::beside_nccl(&r.transport).is_some())
         // SAFETY: nothing before this starts a thread.
         && let Err(failure) = unsafe { gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref()) }
     {

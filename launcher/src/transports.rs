@@ -166,6 +166,19 @@ impl Transport {
     }
 }
 
+/// What carries data of hosts where `--transport` has NCCL between GPUs; None where it has not.
+pub fn beside_nccl(transport: &str) -> Option<&str> {
+    match transport.strip_prefix("nccl")? {
+        "" => Some("auto"),
+        rest => rest.strip_prefix('+'),
+    }
+}
+
+/// What `--transport` has before what carries data of hosts: the same, written.
+pub fn nccl_prefix(nccl: bool) -> &'static str {
+    if nccl { "nccl+" } else { "" }
+}
+
 /// What to say where the system does not show this process its own `path`, which is below /proc.
 pub fn unmounted(path: &str) -> Option<String> {
     let lost = std::fs::symlink_metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound);

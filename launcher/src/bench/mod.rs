@@ -42,6 +42,7 @@ use crate::machine::{self, Machine};
 use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
 use crate::printed::Printed;
 use crate::ranks::{identity, lead, started_elsewhere};
+use crate::transports;
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
@@ -195,7 +196,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     let identity = identity()?;
     args.foreign.check(identity.as_ref().map(|identity| identity.world), args.ranks.ranks)?;
     let plan = Plan::new(operation, args)?;
-    let over_nccl = args.ranks.transport.split('+').next() == Some("nccl");
+    let over_nccl = transports::beside_nccl(&args.ranks.transport).is_some();
     let unasked = match over_nccl && args.ranks.ranks.is_none() && identity.is_none() {
         true => crate::device::one_for_each_gpu(),
         false => UNASKED,

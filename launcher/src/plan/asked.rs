@@ -5,7 +5,7 @@ use crate::args::{Number, RankArgs};
 use crate::failure::Result;
 use crate::human;
 use crate::layers::Layers;
-use crate::transports::Transport;
+use crate::transports::{self, Transport};
 use collectives::transport::emulated::{Hop, Link};
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl Asked {
         }
         let rendezvous_timeout = patience("--rendezvous-timeout", &args.rendezvous_timeout)?;
         let deadline = patience("--call-timeout", &args.call_timeout)?;
-        let beside = beside_nccl(&args.transport);
+        let beside = transports::beside_nccl(&args.transport);
         let (nccl, host) = (beside.is_some(), beside.unwrap_or(&args.transport));
         if let (true, Some(link)) = (nccl, &args.emulate_link) {
             return usage(format!(
@@ -64,7 +64,7 @@ impl Asked {
         let name = other.name();
         let inside = self.layers.inside.filter(|_| self.layers.per_node.is_some());
         let inside = inside.map_or(String::new(), |_| format!("{name}+"));
-        format!("{}{inside}{name}", if self.nccl { "nccl+" } else { "" })
+        format!("{}{inside}{name}", transports::nccl_prefix(self.nccl))
     }
 
     /// What carries data of hosts, as far as it is known without a machine.
@@ -73,20 +73,12 @@ impl Asked {
     }
 }
 
-/// What carries data of hosts where GPUs have NCCL; None where they have not.
-fn beside_nccl(transport: &str) -> Option<&str> {
-    match transport.strip_prefix("nccl")? {
-        "" => Some("auto"),
-        rest => rest.strip_prefix('+'),
-    }
-}
-
 /// For commands that send nothing between GPUs. Asked before what NCCL would need is looked for.
 ///
 /// # Errors
 /// NCCL was asked for.
 pub fn on_hosts(command: &str, args: &RankArgs) -> Result<()> {
-    match beside_nccl(&args.transport) {
+    match transports::beside_nccl(&args.transport) {
         Some(host) => usage(format!(
             "--transport {} carries data from GPU to GPU, and {command} sends none: take --transport {host}",
             args.transport

@@ -11,7 +11,7 @@ use crate::files;
 use crate::gpus;
 use crate::layers::Layers;
 use crate::machine::VERSION;
-use crate::transports::Transport;
+use crate::transports::{self, Transport};
 use collectives::bootstrap::spawn::OnRequest;
 use collectives::bootstrap::{self, Identity};
 use collectives::schedule::{Group, Kind};
@@ -254,7 +254,7 @@ impl Ranks {
 
     /// The transport that was asked for, as `--transport` takes it.
     pub fn asked(&self) -> String {
-        format!("{}{}", if self.nccl { "nccl+" } else { "" }, self.label)
+        format!("{}{}", transports::nccl_prefix(self.nccl), self.label)
     }
 
     /// What must be the same on every rank before any call: who differs would make other calls for one that all make,
