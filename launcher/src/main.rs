@@ -142,15 +142,14 @@ fn runs_ranks() -> bool {
 fn train(args: &TrainArgs) -> Result<()> {
     let identity = ranks::identity()?;
     let plan = TrainPlan::new(args, identity.as_ref()).map_err(|e| args.placed(e))?;
-    let show = train::Show { quiet: args.ranks.quiet, colour: args.ranks.color.unwrap_or_default() };
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &train::signature(&plan))?;
         plan::lead_tokens(&plan.feed, identity.as_ref(), &comm)?;
         ranks::lead(identity.as_ref(), &comm, || plan.check_outputs())?;
         match plan.dtype {
-            Precision::Bf16 => train::rank::<bf16>(&plan, comm, show),
-            Precision::F16 => train::rank::<f16>(&plan, comm, show),
-            Precision::F32 => train::rank::<f32>(&plan, comm, show),
+            Precision::Bf16 => train::rank::<bf16>(&plan, comm),
+            Precision::F16 => train::rank::<f16>(&plan, comm),
+            Precision::F32 => train::rank::<f32>(&plan, comm),
         }
     });
     // A rank that was killed while it saved could not clean up after itself; and over NFS files of a replaced model stay

@@ -7,6 +7,7 @@ pub mod stop;
 mod trace;
 
 use crate::agree;
+use crate::args::RankArgs;
 use crate::checkpoint::{self, Lead, Worker, Writing};
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
@@ -31,15 +32,6 @@ use std::time::{Duration, Instant};
 use trace::Tracing;
 use zero::{Ledger, Memory, Step, Trainer};
 
-/// What a user wants to see of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Show {
-    /// Nothing but errors.
-    pub quiet: bool,
-    /// When to colour.
-    pub colour: crate::args::Colour,
-}
-
 /// What keeps weights finite.
 const REMEDY: &str = "a lower --lr or a longer --warmup usually helps";
 
@@ -50,8 +42,8 @@ const AT_THE_END: Duration = Duration::from_secs(2);
 const RECENT: f64 = 20.0;
 
 /// Trains as one rank of the run; rank 0 shows and writes.
-pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Result<()> {
-    let mut run = Run::<T>::begin(plan, comm, show)?;
+pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator) -> Result<()> {
+    let mut run = Run::<T>::begin(plan, comm)?;
     if plan.keeps() {
         stop::listen()?;
     }
@@ -87,7 +79,6 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator, show: Show) -> Resul
 /// One rank's run under way.
 struct Run<'a, T: Float> {
     plan: &'a TrainPlan,
-    show: Show,
     trainer: Trainer<T>,
     /// The device's.
     remarks: Receiver<String>,
@@ -122,7 +113,7 @@ struct Run<'a, T: Float> {
 
 impl<'a, T: Float> Run<'a, T> {
     /// Says what is about to happen, and takes all memory.
-    fn begin(plan: &'a TrainPlan, comm: Communicator, show: Show) -> Result<Self> {
+    fn begin(plan: &'a TrainPlan, comm: Communicator) -> Result<Self> {
         let me = comm.rank();
         let lead = me == 0;
         // Before anything is written anew.
@@ -153,7 +144,8 @@ impl<'a, T: Float> Run<'a, T> {
             Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
             None => Vec::new(),
         };
-        let progress = Progress::new(plan.steps, show.quiet || !lead, show.colour);
+        let RankArgs { quiet, color, .. } = plan.asked;
+        let progress = Progress::new(plan.steps, quiet || !lead, color.unwrap_or_default());
         progress.line(&describe::headline(plan));
         if let Some(file) = &plan.configuration {
             progress.line(&file.lines((plan.batch.rows, plan.zero.accumulate), plan.ranks.world));
@@ -200,7 +192,6 @@ impl<'a, T: Float> Run<'a, T> {
         };
         Ok(Run {
             plan,
-            show,
             trainer,
             remarks,
             tracing,
@@ -384,7 +375,7 @@ impl<'a, T: Float> Run<'a, T> {
         self.account.peak_rss = report::peak_rss(&comm);
         let ranks = self.account.gather(&comm)?;
         let text = if comm.rank() == 0 { self.summarize(&ranks, kept) } else { String::new() };
-        let printed = Printed::new(&comm, self.show.quiet)?;
+        let printed = Printed::new(&comm, self.plan.asked.quiet)?;
         printed.text(&text)?;
         printed.end()
     }

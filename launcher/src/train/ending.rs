@@ -2,6 +2,7 @@
 
 use super::trace::Tracing;
 use super::{Run, indent};
+use crate::args::RankArgs;
 use crate::checkpoint::{Writing, Written};
 use crate::failure::{Failure, Result};
 use crate::printed;
@@ -178,7 +179,7 @@ impl<T: Float> Run<'_, T> {
             }
             (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
                 // Who reads why has to know that the model is there.
-                if !self.show.quiet {
+                if !self.plan.asked.quiet {
                     let _ = printed::alone(Self::place(kept));
                 }
                 Err(e)
@@ -200,7 +201,8 @@ impl<T: Float> Run<'_, T> {
             // Rank 0 was refused, and has left.
             return Ok(());
         }
-        let mut progress = Progress::of_rounds(self.plan.sample, self.show.quiet || !lead, self.show.colour);
+        let RankArgs { quiet, color, .. } = self.plan.asked;
+        let mut progress = Progress::of_rounds(self.plan.sample, quiet || !lead, color.unwrap_or_default());
         let ends = self.plan.tokenizer.as_ref().map_or(Vec::new(), |known| self.companions.ends(known));
         let sample = sample::generate(&mut self.trainer, self.plan, &ends, &mut progress);
         progress.finish();
