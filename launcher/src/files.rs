@@ -73,6 +73,16 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     NewFile::create(path).map(drop).map_err(deny)
 }
 
+/// The same, and refuses one that would take the place of what is `read` or of what is not of this `kind`.
+///
+/// # Errors
+/// The flag, the path, and what is in the way.
+pub fn check_output(flag: &str, path: &Path, way: Way, kind: Kind, read: &[PathBuf]) -> Result<()> {
+    check_writable(flag, path, way)?;
+    check_apart(flag, path, read)?;
+    check_replaced(flag, path, kind)
+}
+
 /// Refuses `-`, which for other programs is a `stream` and here would be a file.
 ///
 /// # Errors

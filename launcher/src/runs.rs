@@ -20,9 +20,7 @@ const MOST: usize = COLOURS.len();
 /// # Errors
 /// Files that are no metrics, and a page that cannot be written.
 pub fn report(args: &ReportArgs) -> Result<()> {
-    files::check_writable("--out", &args.out, Way::Whole)?;
-    files::check_apart("--out", &args.out, &args.metrics)?;
-    files::check_replaced("--out", &args.out, Kind::Page)?;
+    files::check_output("--out", &args.out, Way::Whole, Kind::Page, &args.metrics)?;
     let stream = "/dev/stdin for the standard input";
     args.metrics.iter().try_for_each(|file| files::check_name("report", file, stream))?;
     files::check_once("report", &args.metrics)?;

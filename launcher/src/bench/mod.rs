@@ -170,9 +170,7 @@ fn unshared(args: &RankArgs) -> Result<()> {
 
 fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
-    files::check_writable("-o", &args.out, Way::Whole)?;
-    files::check_apart("-o", &args.out, &args.inputs)?;
-    files::check_replaced("-o", &args.out, Kind::Svg)?;
+    files::check_output("-o", &args.out, Way::Whole, Kind::Svg, &args.inputs)?;
     let stream = "/dev/stdin for the standard input";
     args.inputs.iter().try_for_each(|input| files::check_name("bench plot", input, stream))?;
     files::check_once("bench plot", &args.inputs)?;

@@ -75,9 +75,8 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
     let writable = || {
         let Some(path) = &args.json else { return Ok(()) };
-        files::check_writable("--json", path, Way::Whole)?;
-        files::check_apart("--json", path, tuning::named(args.ranks.tuning.as_ref()).as_slice())?;
-        files::check_replaced("--json", path, Kind::Json)
+        let read = tuning::named(args.ranks.tuning.as_ref());
+        files::check_output("--json", path, Way::Whole, Kind::Json, read.as_slice())
     };
     if identity.is_none() {
         writable()?;

@@ -34,8 +34,7 @@ pub fn check_outputs(
         if let (Some(model), Some(place)) = (&place, files::place(file)) {
             check_beside(flag, file, &place, model)?;
         }
-        files::check_writable(flag, file, way)?;
-        files::check_replaced(flag, file, kind)?;
+        files::check_output(flag, file, way, kind, &[])?;
     }
     let named: Vec<_> = files.iter().map(|output| (output.flag, output.file)).collect();
     files::check_distinct(&named)

@@ -39,8 +39,7 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
     // On any machine, before one is looked for.
     plan.choose(None)?;
     if let Some(path) = &args.json {
-        files::check_writable("--json", path, Way::Whole)?;
-        files::check_replaced("--json", path, Kind::Json)?;
+        files::check_output("--json", path, Way::Whole, Kind::Json, &[])?;
     }
     match device::alone()? {
         Place::Gpu => {
