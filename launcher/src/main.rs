@@ -86,19 +86,19 @@ fn main() -> ExitCode {
         }
         std::process::exit(code)
     });
-    if cli.command.ranks().is_some_and(|r| r.share_gpus && transports::beside_nccl(&r.transport).is_some())
+    let asked = cli.command.ranks();
+    if asked.is_some_and(|asked| asked.share_gpus && transports::beside_nccl(&asked.transport).is_some())
         // SAFETY: nothing before this starts a thread.
         && let Err(failure) = unsafe { gpus::permit_sharing(Identity::from_env().ok().flatten().as_ref()) }
     {
-        return ranks::report(&failure, cli.command.ranks());
+        return ranks::report(&failure, asked);
     }
-    if cli.command.ranks().is_some()
-        && let Ok(Some(identity)) = Identity::from_env()
-        && let Err(failure) = limits::end_with(identity.launcher)
-    {
-        return ranks::report(&failure, cli.command.ranks());
-    }
-    if cli.command.ranks().is_some() {
+    if asked.is_some() {
+        if let Ok(Some(identity)) = Identity::from_env()
+            && let Err(failure) = limits::end_with(identity.launcher)
+        {
+            return ranks::report(&failure, asked);
+        }
         machine::free();
     }
     let done = match &cli.command {
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if cli.command.ranks().is_some() => ranks::report(&failure, cli.command.ranks()),
+        Err(failure) if asked.is_some() => ranks::report(&failure, asked),
         Err(failure) => failure.report(),
     }
 }

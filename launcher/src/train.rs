@@ -50,23 +50,21 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator) -> Result<()> {
     let held_out = plan.feed.held_out(plan.batch.length);
     // After the last step all that is held out is evaluated.
     let due = |made: usize| made < plan.steps && plan.eval_every > 0 && made.is_multiple_of(plan.eval_every);
+    let evaluate = |run: &mut Run<'_, T>, made: usize| match held_out.as_ref().filter(|_| due(made)) {
+        Some(windows) => run.evaluate(made - 1, &windows.first(plan.eval_tokens), 0),
+        None => Ok(()),
+    };
     // The run before ended in the midst of one.
-    if let Some(windows) = held_out.as_ref().filter(|_| due(plan.made_before()))
-        && plan.state().is_some_and(|state| !state.evaluated())
-        && let Err(failure) = run.evaluate(plan.made_before() - 1, &windows.first(plan.eval_tokens), 0)
+    if plan.state().is_some_and(|state| !state.evaluated())
+        && let Err(failure) = evaluate(&mut run, plan.made_before())
     {
         return Err(run.end_early(failure));
     }
     for step in plan.made_before()..plan.steps {
-        if let Err(failure) = run.step(step) {
+        if let Err(failure) = run.step(step).and_then(|()| evaluate(&mut run, step + 1)) {
             return Err(run.end_early(failure));
         }
         let last = step + 1 == plan.steps;
-        if let Some(windows) = held_out.as_ref().filter(|_| due(step + 1))
-            && let Err(failure) = run.evaluate(step, &windows.first(plan.eval_tokens), 0)
-        {
-            return Err(run.end_early(failure));
-        }
         if let Some(checkpoints) =
             plan.checkpoints.as_ref().filter(|checkpoints| !last && checkpoints.due(step + 1))
         {
