@@ -5,7 +5,8 @@ use super::launch::Launch;
 use super::product::Product;
 use super::source::Module;
 use super::{Queue, Streams, Urgency};
-use crate::buffer::{Memory, Place};
+use crate::buffer::{Buffer, Memory, Place};
+use crate::element::{Element, bytes_of, bytes_of_mut};
 use crate::error::Result;
 use crate::locked;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -49,6 +50,41 @@ impl<Q: Queue> SharedQueue<Q> {
         let arena = Arena::new(self.lock().memory(bytes)?);
         *locked(&self.inner.arena) = Some(arena);
         Ok(())
+    }
+
+    /// Copies `from` to a buffer in the queue's memory, and waits.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Panics
+    /// A buffer elsewhere, or of another length.
+    pub fn fill<E: Element>(&self, to: &mut Buffer<E>, from: &[E]) -> Result<()> {
+        self.check(to, from.len());
+        let mut queue = self.lock();
+        // SAFETY: the buffer is of this device and as long, and borrowed for writing until the wait below has ended, after which
+        // nothing touches it.
+        let given = unsafe { queue.upload(bytes_of(from), to.view_mut().as_mut_ptr() as u64) };
+        given.and(queue.synchronize())
+    }
+
+    /// Waits, and copies a buffer in the queue's memory to the host.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Panics
+    /// A buffer elsewhere, or of another length.
+    pub fn fetch<E: Element>(&self, from: &Buffer<E>, to: &mut [E]) -> Result<()> {
+        self.check(from, to.len());
+        // SAFETY: the buffer is of this device and as long, and initialised, as all memory of buffers is; it is borrowed until the
+        // copy is done.
+        unsafe { self.lock().download(from.view().as_ptr() as u64, bytes_of_mut(to)) }
+    }
+
+    fn check<E: Element>(&self, buffer: &Buffer<E>, len: usize) {
+        assert_eq!(buffer.place(), self.inner.place, "a buffer in the queue's memory");
+        assert_eq!(buffer.len(), len, "as many elements on the host as on the device");
     }
 
     /// Bytes of the reserved piece that are in use, and all of it.

@@ -5,8 +5,8 @@ use collectives::device::emulation::{EmulatedQueue, EmulatedWire, Emulator};
 use collectives::device::{Module, PRODUCT_WORKSPACE, Queue, SharedQueue};
 use collectives::schedule::Call;
 use collectives::{
-    Account, Alone, Communicator, DType, Lane, Memory, Message, Options, Order, Progress, ReduceOp, Result,
-    Staged, Wire, Wired,
+    Account, Alone, Buffer, Communicator, DType, Lane, Memory, Message, Options, Order, Progress, ReduceOp,
+    Result, Staged, Wire, Wired,
 };
 use conformance::{
     calls_that_wait_for_places, device, groups_in_any_order, groups_while_others_wait, host_among_device,
@@ -342,6 +342,24 @@ fn a_wire_of_another_group_is_refused() {
         let said =
             format!("a carrier for rank 0 of 2 was given the end of rank {rank} of {size} over emulated");
         assert!(refused.contains(&said), "{refused}");
+    }
+}
+
+#[test]
+fn what_a_queue_is_given_comes_back_and_only_its_own_memory_is_filled() {
+    let Some(emulator) = emulator() else { return };
+    for queue in [emulator.queue(0), emulator.late_queue(1)] {
+        let mut queue = SharedQueue::new(queue);
+        let mut there = Buffer::<f32>::from_memory(queue.memory(12).unwrap());
+        queue.fill(&mut there, &[1.0, 2.0, 3.0]).unwrap();
+        let mut back = [0.0; 3];
+        queue.fetch(&there, &mut back).unwrap();
+        assert_eq!(back, [1.0, 2.0, 3.0]);
+        let panics = |body: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(body)).is_err();
+        assert!(panics(&mut || queue.fill(&mut Buffer::<f32>::zeroed(3), &back).unwrap()));
+        assert!(panics(&mut || queue.fill(&mut there, &[0.0; 4]).unwrap()));
+        assert!(panics(&mut || queue.fetch(&there, &mut [0.0; 4]).unwrap()));
+        assert!(panics(&mut || queue.fetch(&Buffer::<f32>::zeroed(3), &mut [0.0; 3]).unwrap()));
     }
 }
 

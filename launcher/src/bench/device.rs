@@ -7,9 +7,9 @@ use crate::failure::{Failure, Result};
 use crate::gpus::{self, RankGpu};
 use crate::plan::Ranks;
 use collectives::bootstrap::Identity;
-use collectives::device::cuda::{Event, Stream};
-use collectives::device::{Queue, SharedQueue};
-use collectives::{Buffer, Communicator, Element, Order, bytes_of, bytes_of_mut};
+use collectives::device::Queue;
+use collectives::device::cuda::Event;
+use collectives::{Communicator, Order};
 
 /// Whether a plan can be carried out between GPUs.
 ///
@@ -58,29 +58,6 @@ pub fn algorithm(operation: Operation, native: bool) -> (&'static str, &'static 
         _ if operation.reduces() => ("canonical", "grouped messages, summed in rank order"),
         _ => ("grouped", "messages that go on at once"),
     }
-}
-
-/// Copies to a buffer of the device, and waits for it.
-///
-/// # Errors
-/// The device's.
-pub fn upload<T: Element>(queue: &SharedQueue<Stream>, from: &[T], to: &mut Buffer<T>) -> Result<()> {
-    assert_eq!(from.len(), to.len(), "as many elements on the host as on the device");
-    let mut queue = queue.clone();
-    // SAFETY: the buffer is that long, and the wait leaves nothing under way.
-    unsafe { queue.upload(bytes_of(from), to.view_mut().as_mut_ptr() as u64)? };
-    Ok(queue.synchronize()?)
-}
-
-/// The content of a buffer of the device.
-///
-/// # Errors
-/// The device's.
-pub fn download<T: Element>(queue: &SharedQueue<Stream>, from: &Buffer<T>) -> Result<Vec<T>> {
-    let mut to = vec![T::default(); from.len()];
-    // SAFETY: the buffer is that long, and initialised.
-    unsafe { queue.clone().download(from.view().as_ptr() as u64, bytes_of_mut(&mut to))? };
-    Ok(to)
 }
 
 /// Seconds of each of so many iterations of `calls` calls, per call, between events of the compute stream. The host runs

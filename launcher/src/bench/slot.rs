@@ -1,7 +1,6 @@
 //! The buffers of a call, which change hands while it is under way.
 
 use super::calls::{Placement, Queue, Work};
-use super::device;
 use super::exact::{Exact, Expectation};
 use crate::failure::Result;
 use collectives::{Buffer, Communicator, Element, Pending};
@@ -75,7 +74,7 @@ impl<T: Exact> Slot<T> {
                 Some(queue) => {
                     let mut content = vec![T::default(); buffer.len()];
                     fill(&mut content);
-                    device::upload(queue, &content, buffer)?;
+                    queue.fill(buffer, &content)?;
                 }
             }
         }
@@ -97,7 +96,11 @@ impl<T: Exact> Slot<T> {
         let (rank, ranks) = (comm.rank(), comm.size());
         Ok(match queue {
             None => from.wrong(work.output(buffer.host(), rank, ranks)),
-            Some(queue) => from.wrong(work.output(&device::download(queue, buffer)?, rank, ranks)),
+            Some(queue) => {
+                let mut content = vec![T::default(); buffer.len()];
+                queue.fetch(buffer, &mut content)?;
+                from.wrong(work.output(&content, rank, ranks))
+            }
         })
     }
 

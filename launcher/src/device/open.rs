@@ -8,7 +8,7 @@ use crate::plan::{MicroBatch, ModelChoice, TrainPlan};
 use collectives::device::cuda::{Gpu, Stream};
 use collectives::device::emulation::{EmulatedQueue, Emulator};
 use collectives::device::{Cache, PRODUCT_WORKSPACE, Queue, SharedQueue, Streams, Urgency};
-use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged, bytes_of};
+use collectives::{Alone, Buffer, Carrier, Communicator, Element, Float, Order, Staged};
 use models::{Accounts, Llama, Model};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -161,9 +161,11 @@ fn forwards<T: Float, Q: Streams>(
 }
 
 /// A copy in the device's memory.
-fn upload<E: Element, Q: Queue>(queue: &mut Q, values: &Buffer<E>) -> collectives::Result<Buffer<E>> {
+fn upload<E: Element, Q: Queue>(
+    queue: &mut SharedQueue<Q>,
+    values: &Buffer<E>,
+) -> collectives::Result<Buffer<E>> {
     let mut there = Buffer::<E>::from_memory(queue.memory(values.len() * size_of::<E>())?);
-    // SAFETY: the buffer is that long, and freeing it waits for the device.
-    unsafe { queue.upload(bytes_of(values.host()), there.view_mut().as_mut_ptr() as u64)? };
+    queue.fill(&mut there, values.host())?;
     Ok(there)
 }

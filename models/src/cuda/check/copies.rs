@@ -141,10 +141,7 @@ pub(super) fn up<T: collectives::Element, Q: Queue>(
     from: &Buffer<T>,
 ) -> Result<Buffer<T>> {
     let mut buffer = Buffer::from_memory(queue.memory(from.len() * size_of::<T>())?);
-    let to = buffer.view_mut().as_mut_ptr() as u64;
-    // SAFETY: the buffer is that long, and nothing is given to it before the wait.
-    unsafe { queue.upload(bytes_of(from.host()), to)? };
-    queue.synchronize()?;
+    queue.fill(&mut buffer, from.host())?;
     Ok(buffer)
 }
 
@@ -154,7 +151,6 @@ pub(super) fn down<T: collectives::Element, Q: Queue>(
     from: &Buffer<T>,
 ) -> Result<Buffer<T>> {
     let mut buffer = Buffer::<T>::zeroed(from.len());
-    // SAFETY: both are that long.
-    unsafe { queue.download(from.view().as_ptr() as u64, collectives::bytes_of_mut(buffer.host_mut()))? };
+    queue.fetch(from, buffer.host_mut())?;
     Ok(buffer)
 }

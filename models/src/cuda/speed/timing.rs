@@ -50,10 +50,7 @@ impl<'a, Q: Streams> Bench<'a, Q> {
     /// Data of the host on the device, as training has it: read in place, they would come from far.
     pub fn given<E: Element>(&mut self, data: &[E]) -> Result<Buffer<E>> {
         let mut buffer = self.zeros::<E>(data.len())?;
-        let to = buffer.view_mut().as_mut_ptr() as u64;
-        // SAFETY: as many bytes are there, and stay beyond the wait.
-        unsafe { self.queue.upload(bytes_of(data), to)? };
-        self.queue.synchronize()?;
+        self.queue.fill(&mut buffer, data)?;
         Ok(buffer)
     }
 
