@@ -65,7 +65,7 @@ pub use communicator::{
     Alone, Carrier, Communicator, Lane, Message, Order, Staged, Wire, Wired, staged_bytes, staged_call,
     staged_length, wired_bytes,
 };
-pub use digest::digest;
+pub use digest::{digest, mix};
 pub use element::{DType, Element, Float, ReduceOp, bytes_of, bytes_of_mut};
 pub use engine::{Ends, Options, Priority, Progress, Stats, ready_bytes, scratch_bytes};
 pub use error::{Error, Result, system_words};

@@ -5,7 +5,7 @@
 //! bits depend neither on the machine nor on world, stage or order.
 
 use crate::unit::{Init, TensorSpec};
-use collectives::digest;
+use collectives::{digest, mix};
 use std::ops::Range;
 
 /// Fills `out` with elements `range` (row-major) of the new tensor `spec`. The same seed, name and index give
@@ -62,14 +62,6 @@ impl Stream {
     fn uniform(&self, index: u64) -> f64 {
         ((self.bits(index) >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
     }
-}
-
-/// The finaliser of splitmix64: a bijection in which every input bit changes half of the output bits.
-#[inline(always)]
-pub(crate) fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// The number below which a standard normal falls with probability `p`, to about 1e-7: algorithm AS 241

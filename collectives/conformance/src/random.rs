@@ -7,7 +7,7 @@ mod bursts;
 use super::{Keep, Part, Sample, data, dawdle, everyone, same};
 use bursts::{Later, burst};
 use collectives::schedule::Kind;
-use collectives::{Buffer, Communicator, Pending, Priority, ReduceOp, Result, bf16, f16, oracle};
+use collectives::{Buffer, Communicator, Pending, Priority, ReduceOp, Result, bf16, f16, mix, oracle};
 
 pub(super) const CASES: &[Part] = &[("random calls in flight", |comm| seeds(comm, 600))];
 
@@ -37,9 +37,7 @@ impl Draw {
 
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+        mix(self.0)
     }
 
     fn below(&mut self, limit: usize) -> usize {

@@ -10,16 +10,10 @@
 mod cases;
 
 use super::{Operand, Peers, Remote, Schedule, Space, Span, Step};
+use crate::digest::mix;
 use crate::element::DType;
 use crate::reduce::{Stage, accumulator};
 use std::collections::{HashMap, HashSet};
-
-/// Mixes all bits (the finalizer of SplitMix64 by its published constants).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
 
 /// How elements of one type are joined.
 #[derive(Clone, Copy)]

@@ -2,7 +2,8 @@
 
 use super::{Tokens, below};
 use crate::error::{Error, Result};
-use crate::init::{Stream, mix};
+use crate::init::Stream;
+use collectives::mix;
 use std::ops::Range;
 
 /// The order in which windows come.

@@ -2,7 +2,7 @@
 
 use super::copies;
 use collectives::device::{Launch, Product, Queue, SharedQueue};
-use collectives::{Buffer, Element, Float, Place, Result};
+use collectives::{Buffer, Element, Float, Place, Result, mix};
 use std::cell::{Cell, RefCell};
 
 /// What a case has shown.
@@ -192,11 +192,9 @@ impl<Q: Queue> Stream<'_, Q> {
 pub fn noise(seed: u64, index: usize) -> f64 {
     let mut sum = 0.0;
     for part in 0..4u64 {
-        let mut x = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        let x = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             ^ (seed * 4 + part).wrapping_mul(0xd134_2543_de82_ef95);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        sum += ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64 - 0.5;
+        sum += (mix(x) >> 11) as f64 / (1u64 << 53) as f64 - 0.5;
     }
     sum * 3f64.sqrt()
 }
