@@ -174,18 +174,22 @@ impl Plan {
         (0..self.layout.len()).flat_map(|u| (0..self.layout[u].count()).map(move |b| (u, b)))
     }
 
-    /// The tensors that meet `range` of a bucket: tensor, its elements that lie there, and where in the bucket
-    /// they are.
-    pub fn tensors_in(
+    /// What tensors have in the part of a bucket that this rank's optimizer updates, in pieces of at most `most` elements:
+    /// tensor, its elements, and where in that part they are.
+    pub fn owned_pieces(
         &self,
         unit: usize,
         bucket: usize,
-        range: Range<usize>,
+        most: usize,
     ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
-        self.layout[unit].bucket(bucket).tensors().iter().filter_map(move |t| {
-            let start = range.start.max(t.offset);
-            let end = range.end.min(t.offset + t.len);
-            (start < end).then(|| (t.tensor, start - t.offset..end - t.offset, start..end))
+        let owned = self.owned(unit, bucket);
+        self.layout[unit].bucket(bucket).tensors().iter().flat_map(move |t| {
+            let end = owned.end.min(t.offset + t.len);
+            let (offset, part) = (t.offset, owned.start);
+            (part.max(offset)..end).step_by(most).map(move |start| {
+                let end = end.min(start.saturating_add(most));
+                (t.tensor, start - offset..end - offset, start - part..end - part)
+            })
         })
     }
 }

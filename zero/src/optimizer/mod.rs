@@ -80,21 +80,15 @@ impl Optimizer {
         let longest = units.iter().flat_map(|unit| &unit.tensors).map(TensorSpec::len).max();
         let mut chunk = vec![0f32; CHUNK.min(longest.unwrap_or(0))];
         for (u, b) in plan.buckets() {
-            let owned = plan.owned(u, b);
             let mut param = params.owned_mut(plan, u, b);
             let state = &mut self.units[u][b];
-            for (tensor, of_tensor, of_bucket) in plan.tensors_in(u, b, owned.clone()) {
+            for (tensor, of_tensor, of_owned) in plan.owned_pieces(u, b, CHUNK) {
                 let spec = &units[u].tensors[tensor];
-                for start in of_tensor.clone().step_by(CHUNK) {
-                    let n = CHUNK.min(of_tensor.end - start);
-                    let out = &mut chunk[..n];
-                    source(spec, start..start + n, out)
-                        .map_err(|why| Error::Init { tensor: spec.name.clone(), why })?;
-                    digest = digest.map(|before| digest_of(before, out));
-                    let at = of_bucket.start + (start - of_tensor.start) - owned.start;
-                    let master = state.master.as_mut().map(|master| master.view_mut().slice(at..at + n));
-                    kernels.set(out, master, param.reborrow().slice(at..at + n))?;
-                }
+                let out = &mut chunk[..of_tensor.len()];
+                source(spec, of_tensor, out).map_err(|why| Error::Init { tensor: spec.name.clone(), why })?;
+                digest = digest.map(|before| digest_of(before, out));
+                let master = state.master.as_mut().map(|master| master.view_mut().slice(of_owned.clone()));
+                kernels.set(out, master, param.reborrow().slice(of_owned))?;
             }
             if plan.config.stage.shards_optimizer {
                 params.publish(u, b)?;
@@ -118,16 +112,14 @@ impl Optimizer {
         let c = plan.config.adamw.coefficients(number, lr, gradient_factor);
         let mut following = plan.buckets().skip(1);
         for (u, b) in plan.buckets() {
-            let owned = plan.owned(u, b);
             let tensors = &model.units()[u].tensors;
             self.ranges.clear();
-            for (tensor, _, range) in plan.tensors_in(u, b, owned.clone()) {
-                let (start, end) = (range.start - owned.start, range.end - owned.start);
+            for (tensor, _, range) in plan.owned_pieces(u, b, usize::MAX) {
                 let keep = if tensors[tensor].decay { c.keep } else { 1.0 };
                 // Neighbours without padding between are one range, and one launch on a device.
                 match self.ranges.last_mut() {
-                    Some((last, same)) if last.end == start && *same == keep => last.end = end,
-                    _ => self.ranges.push((start..end, keep)),
+                    Some((last, same)) if last.end == range.start && *same == keep => last.end = range.end,
+                    _ => self.ranges.push((range, keep)),
                 }
             }
             let State { master, m, v } = &mut self.units[u][b];
@@ -174,21 +166,16 @@ impl Optimizer {
         let mut chunk = vec![0f32; FLOATS];
         for kept in [Kept::FirstMoments, Kept::SecondMoments] {
             for (u, b) in plan.buckets() {
-                let owned = plan.owned(u, b);
                 let State { m, v, .. } = &mut self.units[u][b];
                 let state = if kept == Kept::FirstMoments { m } else { v };
-                for (tensor, of_tensor, of_bucket) in plan.tensors_in(u, b, owned.clone()) {
+                for (tensor, of_tensor, of_owned) in plan.owned_pieces(u, b, FLOATS) {
                     let spec = &units[u].tensors[tensor];
-                    for start in of_tensor.clone().step_by(FLOATS) {
-                        let n = FLOATS.min(of_tensor.end - start);
-                        let out = &mut chunk[..n];
-                        if let Err(why) = source(kept, spec, start..start + n, out) {
-                            return Ok(Err(format!("{kept} of {}: {why}", spec.name)));
-                        }
-                        digest = digest.map(|before| digest_of(before, out));
-                        let at = of_bucket.start + (start - of_tensor.start) - owned.start;
-                        kernels.load(out, state.view_mut().slice(at..at + n))?;
+                    let out = &mut chunk[..of_tensor.len()];
+                    if let Err(why) = source(kept, spec, of_tensor, out) {
+                        return Ok(Err(format!("{kept} of {}: {why}", spec.name)));
                     }
+                    digest = digest.map(|before| digest_of(before, out));
+                    kernels.load(out, state.view_mut().slice(of_owned))?;
                 }
             }
         }
