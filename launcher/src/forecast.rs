@@ -4,13 +4,13 @@
 mod table;
 
 use crate::args::{PlanArgs, Precision, TrainArgs, deepspeed};
-use crate::bench::tuning;
 use crate::device::{self, Device};
 use crate::failure::{Failure, Result};
 use crate::machine::Machine;
 use crate::out;
 use crate::plan::{self, Asked, MicroBatch, ModelChoice, Numbers, Shape};
 use crate::transports::{self, Transport};
+use crate::tuning;
 use collectives::MAX_SIZE;
 use collectives::bootstrap;
 use collectives::schedule::Tuning;

@@ -41,6 +41,7 @@ mod tokenize;
 mod tokenizer;
 mod train;
 mod transports;
+mod tuning;
 
 use args::{Cli, Command, EvalArgs, Precision, TrainArgs};
 use clap::error::ErrorKind;

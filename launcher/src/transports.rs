@@ -1,6 +1,5 @@
 //! Which transports there are, which this machine can use, and why not the others.
 
-use crate::bench::native::library;
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use collectives::bootstrap::{Identity, Launcher};
@@ -233,6 +232,16 @@ pub fn started_by(plugin: &str) -> bool {
         _ => "PMI_RANK",
     };
     std::env::var_os(mark).is_some()
+}
+
+/// The library that a transport runs on, with its version, where there is one.
+pub fn library(transport: &str) -> Option<String> {
+    match transport {
+        #[cfg(feature = "mpi")]
+        "mpi" => Some(collectives_mpi::library()),
+        "ucx" => collectives::transport::ucx::library().ok(),
+        _ => None,
+    }
 }
 
 /// Every transport by name, whether a process of this `identity` can use it, and a remark or the reason why not.

@@ -7,10 +7,11 @@ use super::messages::Messages;
 use super::plan::{Plan, Repeats};
 use super::record;
 use super::sweep::Step;
-use super::{PCI, algo_name, average_name, native};
+use super::{PCI, algo_name, average_name};
 use crate::about::about;
 use crate::gpus;
 use crate::layers;
+use crate::transports;
 use serde_json::{Map, Value, json};
 
 /// The part of the JSON that says what ran where.
@@ -51,7 +52,7 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
     config.extend(rest.as_object().cloned().unwrap_or_default());
     let library = match party.device {
         Some(_) => gpus::library(),
-        None => native::library(layers::between(party.comm.transport_name())),
+        None => transports::library(layers::between(party.comm.transport_name())),
     };
     let mut all = about(started, library);
     // Of nccl-tests' format.

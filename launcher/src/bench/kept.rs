@@ -1,8 +1,7 @@
 //! Files that say at any moment what has been found by then: a job's time may be up, a device may hang, and nobody knows how
 //! long a machine is still there.
 
-use super::record::now;
-use crate::about::generator;
+use crate::about::{generator, now};
 use crate::failure::{Failure, Result};
 use crate::files;
 use serde_json::{Map, Value};

@@ -25,12 +25,12 @@ mod sweep;
 mod table;
 mod timings;
 mod tune;
-pub mod tuning;
 mod verdict;
 
 pub use args::BenchArgs;
-pub use record::{CSV_NAMES, now};
+pub use record::CSV_NAMES;
 
+use crate::about::now;
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;
 use crate::bind::{self, Binding};
@@ -43,6 +43,7 @@ use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
 use crate::printed::Printed;
 use crate::ranks::{identity, lead, started_elsewhere};
 use crate::transports;
+use crate::tuning;
 use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
 use calls::Party;
 use cases::Cases;
@@ -270,7 +271,7 @@ fn rank(
         room(measure::scratch(plan, comm)?)?;
     }
     let cases = measure::cases(plan, party)?;
-    let started = record::now();
+    let started = now();
     let who = agree::exchange(comm, &introduce(party))?;
     let mut run = Run {
         operation: plan.operation,

@@ -47,16 +47,6 @@ pub fn check(operation: Operation, calls: Calls, transport: &str) -> Result<()> 
     }
 }
 
-/// The library that a transport runs on, with its version, where there is one.
-pub fn library(transport: &str) -> Option<String> {
-    match transport {
-        #[cfg(feature = "mpi")]
-        "mpi" => Some(collectives_mpi::library()),
-        "ucx" => collectives::transport::ucx::library().ok(),
-        _ => None,
-    }
-}
-
 /// What is in the way of such a call.
 #[cfg(feature = "mpi")]
 pub fn obstacle(native: &Native, call: &Call) -> Option<String> {

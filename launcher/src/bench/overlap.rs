@@ -15,8 +15,8 @@ use super::slot::Slot;
 use super::statistics::{average, median};
 use super::table::dtype_name;
 use super::verdict::{self, Verdict};
-use super::{check_bind, native, record, timings, tuning, unshared};
-use crate::about;
+use super::{check_bind, timings, unshared};
+use crate::about::{self, now};
 use crate::agree;
 use crate::args::Mover;
 use crate::bind;
@@ -28,6 +28,8 @@ use crate::machine;
 use crate::plan::{Ranks, UNASKED, on_hosts};
 use crate::printed::Printed;
 use crate::ranks::{identity, lead, started_elsewhere};
+use crate::transports;
+use crate::tuning;
 use collectives::bootstrap::spawn;
 use collectives::{Communicator, DType, ReduceOp};
 use load::Load;
@@ -192,8 +194,8 @@ fn about(
     comm: &Communicator,
     processors: &[String],
 ) -> Value {
-    let library = native::library(layers::between(comm.transport_name()));
-    let mut all = about::about(&record::now(), library);
+    let library = transports::library(layers::between(comm.transport_name()));
+    let mut all = about::about(&now(), library);
     all["transport"] = json!(comm.transport_name());
     all["ranks"] = json!(comm.size());
     all["progress"] = json!(args.progress.name());

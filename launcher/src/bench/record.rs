@@ -4,6 +4,7 @@ use super::messages::Messages;
 use super::operation::Operation;
 use super::statistics::Summary;
 use super::table::{Half, Label};
+use crate::about::now;
 use serde_json::{Value, json};
 
 /// The first line of a table of values, to which single calls add theirs. GB are 10^9 bytes.
@@ -232,37 +233,6 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// The time of day, UTC, as nccl-tests prints it.
-pub fn now() -> String {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    stamp(since.as_secs())
-}
-
-/// `%Y-%m-%d %H:%M:%S` of seconds since 1970.
-fn stamp(seconds: u64) -> String {
-    let (mut days, rest) = (seconds / 86400, seconds % 86400);
-    let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while days >= lengths[month] {
-        days -= lengths[month];
-        month += 1;
-    }
-    format!(
-        "{year:04}-{:02}-{:02} {:02}:{:02}:{:02}",
-        month + 1,
-        days + 1,
-        rest / 3600,
-        rest / 60 % 60,
-        rest % 60
-    )
-}
-
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -407,17 +377,5 @@ pub mod tests {
         ];
         assert_eq!(run.found.algorithms.len(), said.len(), "{:?}", run.found.algorithms);
         assert!(run.found.algorithms.iter().zip(said).all(|(line, words)| line.contains(words)));
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00:00"),
-            (951_827_696, "2000-02-29 12:34:56"),
-            (1_795_132_799, "2026-11-19 23:59:59"),
-            (4_102_444_800, "2100-01-01 00:00:00"),
-        ] {
-            assert_eq!(stamp(seconds), text);
-        }
     }
 }

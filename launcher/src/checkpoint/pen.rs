@@ -2,8 +2,7 @@
 
 use super::claim::Claim;
 use super::{Checkpoints, FILES, KEPT_STATES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
-use crate::about::generator;
-use crate::bench::now;
+use crate::about::{generator, now};
 use crate::plan::TrainPlan;
 use crate::train::signature;
 use collectives::trace::Trace;

@@ -3,11 +3,11 @@
 use super::steps::with_held_out;
 use super::{ModelChoice, Ranks, usage};
 use crate::args::TrainArgs;
-use crate::bench::tuning;
 use crate::data::{self, Feed, Input, held};
 use crate::failure::Result;
 use crate::save;
 use crate::tokenizer::{Share, Tokenizer};
+use crate::tuning;
 use collectives::bootstrap::Identity;
 use std::path::PathBuf;
 

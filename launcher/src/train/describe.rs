@@ -1,9 +1,8 @@
 //! A training run in words: for other ranks, for people, and for the metrics file.
 
-use crate::about::about;
+use crate::about::{about, now};
 use crate::agree::Signature;
 use crate::args::deepspeed;
-use crate::bench::{native, now, tuning};
 use crate::checkpoint::Checkpoints;
 use crate::device::Device;
 use crate::doctor::cuda_json;
@@ -14,6 +13,8 @@ use crate::layers;
 use crate::machine::VERSION;
 use crate::plan::{TrainPlan, recompute, scaling_told};
 use crate::tokenizer::Tokenizer;
+use crate::transports;
+use crate::tuning;
 use collectives::Communicator;
 use collectives::bootstrap::{Identity, Launcher};
 use collectives::device::cuda::Survey;
@@ -157,7 +158,7 @@ pub(super) fn headline(plan: &TrainPlan) -> String {
 pub(super) fn run(plan: &TrainPlan, comm: &Communicator, hosts: &[String]) -> Value {
     let library = match plan.ranks.nccl {
         true => gpus::library(),
-        false => native::library(layers::between(comm.transport_name())),
+        false => transports::library(layers::between(comm.transport_name())),
     };
     let mut all = about(&now(), library);
     // Ranks that have met have an identity that makes sense.
