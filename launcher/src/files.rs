@@ -4,6 +4,7 @@ mod label;
 mod replaced;
 
 pub use label::label;
+pub use models::is_there;
 pub use replaced::{Kind, check_replaced};
 
 use crate::failure::{Failure, Result};
@@ -189,9 +190,9 @@ pub fn check_named(flag: &str, path: &Path) -> Result<()> {
     )))
 }
 
-/// Whether something has the name. What cannot be opened is not absent: who opens it says why.
-pub fn is_there(path: &Path) -> bool {
-    path.symlink_metadata().is_ok()
+/// What tells a file from all others, by whichever name.
+pub fn identity(there: &fs::Metadata) -> (u64, u64) {
+    (there.dev(), there.ino())
 }
 
 /// Whether a file can be made at this path without destroying one of `inputs`, by whichever name.
@@ -199,9 +200,9 @@ pub fn is_there(path: &Path) -> bool {
 /// # Errors
 /// The flag, and the file that it would overwrite.
 pub fn check_apart(flag: &str, path: &Path, inputs: &[PathBuf]) -> Result<()> {
-    let identity = |path: &Path| path.metadata().ok().map(|m| (m.dev(), m.ino()));
-    let Some(there) = identity(path) else { return Ok(()) };
-    match inputs.iter().find(|input| identity(input) == Some(there)) {
+    let is = |path: &Path| path.metadata().ok().as_ref().map(identity);
+    let Some(there) = is(path) else { return Ok(()) };
+    match inputs.iter().find(|input| is(input) == Some(there)) {
         None => Ok(()),
         Some(input) => Err(Failure::usage(format!(
             "{flag} {} would overwrite {}, which this run reads: give it another name",
@@ -306,8 +307,8 @@ fn exclusive(open: File, give_up: Instant) -> Option<File> {
 
 /// Whether an open file has this name.
 fn same(open: &File, name: &Path) -> bool {
-    let identity = |of: std::io::Result<fs::Metadata>| of.ok().map(|of| (of.dev(), of.ino()));
-    identity(open.metadata()) == identity(fs::metadata(name))
+    let is = |of: std::io::Result<fs::Metadata>| of.ok().as_ref().map(identity);
+    is(open.metadata()) == is(fs::metadata(name))
 }
 
 /// A whole file in the place of what was there.
@@ -326,7 +327,7 @@ pub fn check_once(flag: &str, files: &[PathBuf]) -> Result<()> {
     for file in files {
         // What cannot be opened is told where it is.
         let Some(there) = file.metadata().ok().filter(|there| there.is_file()) else { continue };
-        if let Some(before) = seen.insert((there.dev(), there.ino()), file) {
+        if let Some(before) = seen.insert(identity(&there), file) {
             return Err(Failure::usage(match before == file {
                 true => format!("{flag} names {} twice: name it once", file.display()),
                 false => format!(

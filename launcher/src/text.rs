@@ -2,6 +2,7 @@
 
 use crate::data::room;
 use crate::failure::{Failure, Result};
+use crate::files::identity;
 use crate::human::{self, several};
 use collectives::system_words;
 use collectives::transport::shm::memory_available;
@@ -11,7 +12,6 @@ use std::ffi::OsStr;
 use std::fs::{self, DirEntry, FileType};
 use std::io::Read;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// File name endings that count as text in a directory.
@@ -242,7 +242,7 @@ impl Walk {
                     continue;
                 }
             };
-            let new = seen.insert((file.dev(), file.ino()));
+            let new = seen.insert(identity(&file));
             if file.is_file() && new && self.sizes.contains(&file.len()) {
                 all.push(path);
             }

@@ -25,6 +25,7 @@ pub use llama::{
     Accounts, Footprint, Llama, Recompute, check_on_device, device_footprint, device_modules, footprint,
 };
 pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
+pub use regular::is_there;
 pub use team::Team;
 pub use unfinished::{NewFile, is_mount_point, parent, remove_unfinished};
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

@@ -2,11 +2,11 @@
 
 use super::{last_step, remove_unfinished};
 use crate::failure::{Failure, Result};
+use crate::files::identity;
 use models::hf;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A directory of checkpoints that no other run writes to.
@@ -49,12 +49,12 @@ impl Claim {
             }
             Err(_) => None,
         };
-        Ok(Claim { dir: dir.to_owned(), place: Some((there.dev(), there.ino())), lock, over: false })
+        Ok(Claim { dir: dir.to_owned(), place: Some(identity(&there)), lock, over: false })
     }
 
     /// Whether the directory is still the one that is claimed.
     pub(super) fn holds(&self) -> bool {
-        fs::metadata(&self.dir).is_ok_and(|there| Some((there.dev(), there.ino())) == self.place)
+        fs::metadata(&self.dir).is_ok_and(|there| Some(identity(&there)) == self.place)
     }
 
     /// Gives it up for good.

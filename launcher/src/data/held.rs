@@ -2,8 +2,8 @@
 
 use super::{HELD_HANDED, Input, RANDOM, check_names, is_random};
 use crate::failure::{Failure, Result};
+use crate::files;
 use std::ffi::OsStr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What `--val-data` names, if anything; as [`Input::find`].
@@ -43,10 +43,11 @@ pub fn check(data: &[PathBuf], paths: &[PathBuf]) -> Result<()> {
 
 /// Refuses files to hold out that are trained on.
 pub(super) fn check_apart(held: &Input, trained: &[PathBuf]) -> Result<()> {
-    let identity =
-        |path: &PathBuf| path.metadata().ok().filter(|there| there.is_file()).map(|m| (m.dev(), m.ino()));
-    let trained: std::collections::HashSet<_> = trained.iter().filter_map(identity).collect();
-    let both = held.named().iter().find(|file| identity(file).is_some_and(|there| trained.contains(&there)));
+    let is = |path: &PathBuf| {
+        path.metadata().ok().filter(|there| there.is_file()).map(|there| files::identity(&there))
+    };
+    let trained: std::collections::HashSet<_> = trained.iter().filter_map(is).collect();
+    let both = held.named().iter().find(|file| is(file).is_some_and(|there| trained.contains(&there)));
     match both {
         None => Ok(()),
         Some(file) => Err(Failure::usage(format!(

@@ -8,7 +8,7 @@ use super::names::{COMPANIONS, TEMPLATES, is_template};
 use super::remarks::Remarks;
 use crate::config::LlamaConfig;
 use crate::error::{Error, Result};
-use crate::regular::regular;
+use crate::regular::{is_there, regular};
 use crate::unit::TensorSpec;
 use collectives::{DType, Float, bf16, f16};
 use safetensors::Dtype;
@@ -16,7 +16,7 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
@@ -341,11 +341,6 @@ pub fn read_config(path: &Path) -> Result<(LlamaConfig, Remarks)> {
 /// Whether a directory has weights of the kind that is read.
 pub fn has_weights(dir: &Path) -> bool {
     [SINGLE, INDEX].iter().any(|name| is_there(&dir.join(name)))
-}
-
-/// Whether a directory has the name. What it leads to may be missing, or be nobody's to see: who opens it says so.
-fn is_there(path: &Path) -> bool {
-    !path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound)
 }
 
 /// The chat templates of a model directory beside `chat_template.jinja`, each as `additional_chat_templates/NAME.jinja`.
