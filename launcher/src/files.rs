@@ -1,10 +1,12 @@
 //! The files that a command writes: whether it can, found out before anything is done for them, and writing them whole.
 
 mod label;
+mod read;
 mod replaced;
 
 pub use label::label;
 pub use models::is_there;
+pub use read::{check_named, check_once, read_regular};
 pub use replaced::{Kind, check_replaced};
 
 use crate::failure::{Failure, Result};
@@ -12,7 +14,6 @@ use crate::out;
 use models::{NewFile, is_mount_point, parent};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -174,22 +175,6 @@ pub fn standard(path: &Path) -> Option<File> {
     links(path).find_map(open)?.ok().map(File::from)
 }
 
-/// Refuses this process's standard input as a file that processes which it starts read too: they have none.
-///
-/// # Errors
-/// What was asked for, and the name by which they find it.
-pub fn check_named(flag: &str, path: &Path) -> Result<()> {
-    if !["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"].iter().any(|name| path == Path::new(name)) {
-        return Ok(());
-    }
-    let name =
-        fs::canonicalize(path).map_or("a file by its name".to_owned(), |name| name.display().to_string());
-    Err(Failure::usage(format!(
-        "{flag} {} is read by every rank, and ranks have no standard input: take {name}",
-        path.display()
-    )))
-}
-
 /// What tells a file from all others, by whichever name.
 pub fn identity(there: &fs::Metadata) -> (u64, u64) {
     (there.dev(), there.ino())
@@ -316,29 +301,6 @@ fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let mut new = NewFile::create(path)?;
     new.file().write_all(content)?;
     new.finish()
-}
-
-/// Refuses a file that `flag` names more than once: of data, the end would be held out and trained on.
-///
-/// # Errors
-/// Both names.
-pub fn check_once(flag: &str, files: &[PathBuf]) -> Result<()> {
-    let mut seen = HashMap::with_capacity(files.len());
-    for file in files {
-        // What cannot be opened is told where it is.
-        let Some(there) = file.metadata().ok().filter(|there| there.is_file()) else { continue };
-        if let Some(before) = seen.insert(identity(&there), file) {
-            return Err(Failure::usage(match before == file {
-                true => format!("{flag} names {} twice: name it once", file.display()),
-                false => format!(
-                    "{flag} names one file as {} and as {}: name it once",
-                    before.display(),
-                    file.display()
-                ),
-            }));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Tuning tables on disk, and the choice of one.
 
 use crate::failure::{Failure, Result};
+use crate::files;
 use collectives::schedule::{Algorithm, Group, Kind, Tuning, TuningTable};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Where a table is named when no flag does.
@@ -29,14 +29,9 @@ pub fn told(flag: Option<&PathBuf>, failure: Failure) -> Failure {
 /// # Errors
 /// The path, and what is wrong with what is there.
 pub fn read(path: &Path) -> Result<TuningTable> {
-    let refuse = |what: OsString| {
-        Failure::usage(format!("tuning table {}: {}", path.display(), what.to_string_lossy()))
-    };
-    if path.metadata().is_ok_and(|there| !there.is_file()) {
-        return Err(refuse("it is no regular file, which every rank could read".into()));
-    }
-    let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string().into()))?;
-    text.parse().map_err(|e: String| refuse(e.into()))
+    let refuse = |why: String| Failure::usage(format!("tuning table {}: {why}", path.display()));
+    let text = files::read_regular(path).map_err(|e| refuse(e.to_string()))?;
+    text.parse().map_err(refuse)
 }
 
 /// Whether what a table says of `group`, which is `called` so in it, can be done there.

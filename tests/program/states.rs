@@ -220,11 +220,13 @@ fn what_tells_of_a_state_is_a_file() {
             "pipe" => assert!(Command::new("mkfifo").arg(&told).status().unwrap().success()),
             device => symlink(device, &told).unwrap(),
         }
-        bench.run("checkpoint ckpt").refusal(2, &["ckpt/step-3: training.json is no regular file"]);
-        bench.run("checkpoint ckpt --verify").refusal(1, &["ckpt/step-3: training.json is no regular file"]);
+        bench.run("checkpoint ckpt").refusal(2, &["ckpt/step-3: training.json: it is no regular file"]);
+        bench
+            .run("checkpoint ckpt --verify")
+            .refusal(1, &["ckpt/step-3: training.json: it is no regular file"]);
         bench
             .run(&format!("{TRAIN} --checkpoint ckpt --resume"))
-            .refusal(2, &["training.json is no regular file"]);
+            .refusal(2, &["training.json: it is no regular file"]);
         fs::remove_file(&told).unwrap();
     }
     bench.nothing_left();

@@ -11,6 +11,7 @@ mod words;
 
 use super::{DeviceKind, Number, Precision, TrainArgs};
 use crate::failure::{Failure, Result};
+use crate::files;
 use crate::human;
 use crate::plan::scaling_read;
 use batch::Batch;
@@ -20,7 +21,6 @@ use document::Document;
 use keys::Told;
 use serde_json::{Value, json};
 use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
 use words::{Beside, Word};
 
@@ -39,16 +39,7 @@ impl File {
     /// What cannot be read or is not supported, and a flag that says something else, in one sentence with the file's name.
     pub fn read(path: &Path, command: &Command, typed: &ArgMatches) -> std::result::Result<Self, String> {
         let name = path.display();
-        // Each rank reads it for itself.
-        let is_file = fs::metadata(path).map(|there| there.is_file());
-        let text = match is_file {
-            Ok(false) => {
-                return Err(format!("--deepspeed {name}: it is no file, which each rank reads for itself"));
-            }
-            Ok(true) => fs::read_to_string(path),
-            Err(e) => Err(e),
-        };
-        let text = text.map_err(|e| format!("--deepspeed {name}: {e}"))?;
+        let text = files::read_regular(path).map_err(|e| format!("--deepspeed {name}: {e}"))?;
         let file = json::parse(&text).and_then(|value| {
             let document = Document(value);
             // Others have other keys.

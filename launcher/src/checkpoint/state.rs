@@ -3,6 +3,7 @@
 use super::{KEPT_STATES, TRAINING, is_state, last_step, name, number, unreadable};
 use crate::data::Feed;
 use crate::failure::{Failure, Result};
+use crate::files;
 use crate::human::several;
 use crate::plan::{ModelChoice, TrainPlan, scaling_told};
 use crate::train::signature;
@@ -151,12 +152,8 @@ impl State {
     /// It cannot be read, or is not whole.
     pub fn read(step: usize, dir: PathBuf) -> Result<State> {
         let refuse = |why: String| Failure::usage(format!("checkpoint {}: {why}", dir.display()));
-        let place = dir.join(TRAINING);
-        // To open a pipe would last for ever, and a device may have no end.
-        if place.metadata().is_ok_and(|there| !there.is_file()) {
-            return Err(refuse(format!("{TRAINING} is no regular file")));
-        }
-        let text = fs::read_to_string(place).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
+        let text = files::read_regular(&dir.join(TRAINING));
+        let text = text.map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
         let told: Value = serde_json::from_str(&text).map_err(|e| refuse(format!("{TRAINING}: {e}")))?;
         if !told["settings"].is_object() || told["step"] != json!(step) {
             return Err(refuse(format!("{TRAINING} is not that of step {step}")));

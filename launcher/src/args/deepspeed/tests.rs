@@ -4,6 +4,7 @@ use super::*;
 use crate::args::{Cli, TrainArgs};
 use crate::failure::sentence;
 use clap::CommandFactory;
+use std::fs;
 
 mod beside;
 mod honoured;

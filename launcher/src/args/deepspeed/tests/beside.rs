@@ -152,7 +152,7 @@ fn whole_command_lines_have_the_file_as_if_it_was_typed() {
     assert!(sentence(&missing).starts_with("--deepspeed no/such.json: "), "{missing}");
     assert_eq!(missing.exit_code(), 2);
     let folder = Cli::read(["caravan", "plan", "--deepspeed-config", "."]).unwrap_err();
-    assert!(sentence(&folder).starts_with("--deepspeed .: it is no file"), "{folder}");
+    assert!(sentence(&folder).starts_with("--deepspeed .: it is no regular file"), "{folder}");
 }
 
 #[test]
