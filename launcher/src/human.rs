@@ -140,6 +140,15 @@ pub fn quoted(text: &str) -> String {
     }
 }
 
+/// A word of a command line as a shell takes it for one.
+pub fn typed(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// `--model, --micro-batch or --seq`: those words that are to be named.
 pub fn either<'a>(words: impl IntoIterator<Item = (&'a str, bool)>) -> String {
     let words: Vec<&str> = words.into_iter().filter(|(_, named)| *named).map(|(word, _)| word).collect();

@@ -9,7 +9,7 @@ use crate::data;
 use crate::device;
 use crate::eval;
 use crate::failure::{self, Failure, Result};
-use crate::human::several;
+use crate::human::{several, typed};
 use crate::out;
 use crate::plan::{Asked, at_least_one, check_anywhere, on_hosts};
 use crate::transports::{Transport, plugin};
@@ -151,14 +151,14 @@ fn written(args: &SbatchArgs, program: &str, inner: &Inner) -> String {
     let mut srun: Vec<String> = SRUN.split(' ').map(str::to_owned).collect();
     let usual = || plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
     if let Some(mpi) = args.mpi.as_deref().or_else(usual) {
-        srun.push(format!("--mpi={}", quote(mpi)));
+        srun.push(format!("--mpi={}", typed(mpi)));
     }
     if let Some(cpus) = args.cpus_per_rank {
         // Since Slurm 22.05 a step does not inherit this from its job.
         srun.push(format!("--cpus-per-task={cpus}"));
     }
-    srun.push(quote(program));
-    srun.extend(args.command.iter().map(|word| quote(word)));
+    srun.push(typed(program));
+    srun.extend(args.command.iter().map(|word| typed(word)));
     let _ = write!(
         text,
         "set -euo pipefail\n\n\
@@ -291,15 +291,6 @@ impl Inner {
             }
         }
         gpus::check(args, self.name, self.gpus, self.ranks.share_gpus)
-    }
-}
-
-/// A word as the shell takes it for one.
-fn quote(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
     }
 }
 

@@ -90,7 +90,7 @@ fn legend(trainings: &[Training]) -> String {
             notes.push(format!("not at its end: step {last} of {}", training.setting("steps")));
         }
         let words = training.about["args"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let words: Vec<String> = words.iter().filter_map(Value::as_str).map(typed).collect();
+        let words: Vec<String> = words.iter().filter_map(Value::as_str).map(human::typed).collect();
         text += &format!(
             "<li>{} <span class=\"note\">{}</span><br/><code>{}</code></li>\n",
             named(at, training),
@@ -99,15 +99,6 @@ fn legend(trainings: &[Training]) -> String {
         );
     }
     text + "</ul>\n"
-}
-
-/// A word of a command line as a shell takes it.
-fn typed(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
 }
 
 /// A table with a column for each training, of rows that are a name and a cell for each.
