@@ -110,9 +110,11 @@ made_by() {
 # record: what was shown as a file for benches/results, with what it was made by and all of it.
 record() {
     local name text shown
-    name=$(sed -n 's/.*"gpus":\[{[^}]*"name":"\([^"]*\)".*/\1/p' <<<"$facts" | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+    name=$(sed -n 's/.*"gpus":\[{[^}]*"name":"\([^"]*\)".*/\1/p' <<<"$facts" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9\n' '-')
     text=$results/gpu_${name:-emulated}_$(date -u +%F).md
     {
+        # The backticks are Markdown's.
+        # shellcheck disable=SC2016
         printf '# What one GPU shows\n\nMade by `%sbenches/gpu.sh`' "${ONLY:+ONLY=\"$ONLY\" }"
         printf ' with %s.\n\n```\n' "$(made_by)"
         # Where things lay says nothing to others. The folder of results may have the other one in it.
