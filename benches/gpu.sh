@@ -2,9 +2,12 @@
 # What a machine with NVIDIA GPUs shows, which may have neither network nor Rust: that kernels and training on the GPU
 # are right, how fast they are, and what NCCL does. It needs the program and this repository, and ends within 8 minutes.
 #
-#   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks*.json, kernels.json, metrics.jsonl, each of
+#   benches/gpu.sh [RESULTS]     results (default $OUT, else .) get gpu.txt, checks.json, kernels.json, metrics.jsonl, each of
 #                                which is true at any moment, as nobody knows how long the machine is there, and at the end
 #                                gpu_NAME_DATE.md, for benches/results
+#
+# These are all but memcheck.txt (below), as from a machine that is lent only a few files may come back. What a kernel that
+# fails leaves to other processes is "not run" in checks.json, which is of the first, and in gpu.txt as they run it.
 #
 # CARAVAN is the program, by default target/release/caravan; to be carried to the machine it is best stripped, which makes it
 # much smaller, and built without MPI, which it would need there. CUDA's libraries are found in the loader's path, in Python
@@ -54,11 +57,11 @@ cases() {
 # checks NAME SECONDS WORDS...: every kernel that the words choose against its definition. A kernel that fails may leave a process
 # without its GPU, and one that hangs has to be ended with its process: the others are for another one.
 checks() {
-    local name=$1 limit=$2 round=1 fine=yes file rest known=-1 each suspect hung=0 patience=$patience
+    local name=$1 limit=$2 fine=yes file rest known=-1 each suspect hung=0 patience=$patience
     shift 2
-    rm -f "$results/$name.json" "$results/$name"-*.json
+    file=$results/$name.json
     while :; do
-        file=$results/$name$([ "$round" = 1 ] || echo "-$round").json
+        rm -f "$file"
         watched=$file step "$limit" "$caravan" bench kernels --check "$@" --json "$file" || fine=
         [ -n "$fine" ] && return
         for each in $(cases "$file" wrong); do
@@ -75,10 +78,12 @@ checks() {
         [ "$outcome" = hung ] && hung=$((hung + 1))
         # Each process gets further than the one before it; what hangs takes the time of all else.
         if [ ${#rest[@]} = 0 ] || [ ${#rest[@]} = "$known" ] || [ "$hung" -ge 3 ]; then return 1; fi
-        known=${#rest[@]} round=$((round + 1))
+        known=${#rest[@]}
         # Kernels have been compiled once any check has begun.
         grep -qE '"state": "(ok|wrong|not ended)"' "$file" && patience=$((patience < 20 ? patience : 20))
         set -- "${rest[@]}"
+        # What is lent only a few files for keeps those of the first process.
+        file=$work/$name-rest.json
     done
 }
 
