@@ -14,8 +14,13 @@
 # environments with NVIDIA's wheels, in /usr/local/cuda, or in the folders of CARAVAN_CUDA_LIBRARIES. With a PyTorch that
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH, LARGE and LARGE_ROWS choose other models (an empty LARGE
-# leaves it out), STEPS how many of the small one are compared (20), TEXT how many bytes it is evaluated on (4000), ONLY some
-# of the parts: check train speed kernels torch nccl graphs mma large torch-bf16. BUDGET is the time in seconds (455); what it does not suffice for is skipped.
+# leaves it out), STEPS how many of the small one are compared (20), TEXT how many bytes of README it is trained and evaluated on
+# where tokens are not random (4000), ONLY some of the parts:
+#
+#   check train more speed kernels torch nccl graphs mma large torch-bf16
+#
+# of which train is of bf16 and the stages, and more of other types, of losses that are scaled until steps are skipped, and of
+# trainings that evaluate, stop and go on. BUDGET is the time in seconds (455); what it does not suffice for is skipped.
 # WIRE and TYPE are the transport and the elements of what is measured between ranks (nccl, bfloat16), PATIENCE after how many
 # seconds a check counts as hanging (60), PEAK the FLOP/s of a GPU that is not known here, COMMIT the version of a copy without
 # git.
@@ -37,7 +42,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-llama-3.2-1b} rows=${ROWS:-} length=${LENGTH:-2048} large=${LARGE-llama-2-7b}
 large_rows=${LARGE_ROWS:-8} steps=${STEPS:-20}
 # What matters most comes first.
-parts="check train speed kernels torch nccl graphs mma large torch-bf16"
+parts="check train more speed kernels torch nccl graphs mma large torch-bf16"
 wire=${WIRE:-nccl}
 # Seconds for all, and after which a check of one kernel counts as hanging.
 budget=${BUDGET:-455} patience=${PATIENCE:-60}
@@ -99,19 +104,19 @@ memcheck() {
     verdict "       memcheck.txt has what compute-sanitizer says of $1: $(tail -n 1 "$results/memcheck.txt")"
 }
 
-# evaluated: the mean loss of the saved model on the GPU and on the processor, which agree to four digits.
+# evaluated TYPE LIMIT: the mean loss of the saved model, computed in this type on the GPU and on the processor; their relative
+# difference is below the limit.
 evaluated() {
     local device text losses=()
-    head -c "${TEXT:-4000}" "$here/../README.md" >"$work/text.txt"
     for device in cpu cuda; do
         into=$work/eval.json step 60 "$caravan" eval --model "$work/model" --data "$work/text.txt" \
-            --seq "${SMALL_LENGTH:-128}" --tokenizer bytes --dtype f32 --ranks 1 --device "$device" --json || return
+            --seq "${SMALL_LENGTH:-128}" --tokenizer bytes --dtype "$1" --ranks 1 --device "$device" --json || return
         losses+=("$(sed -n 's/.*"loss": *\([^,}]*\).*/\1/p' "$work/eval.json")")
     done
-    if text=$(awk -v a="${losses[0]}" -v b="${losses[1]}" 'BEGIN {
+    if text=$(awk -v type="$1" -v limit="$2" -v a="${losses[0]}" -v b="${losses[1]}" 'BEGIN {
         d = (a - b) / a; d = d < 0 ? -d : d
-        printf "evaluation on the processor %s, on the GPU %s, relative difference %.2e", a, b, d
-        exit !(a > 0 && d < 1e-4) }'); then
+        printf "evaluation in %s on the processor %s, on the GPU %s, relative difference %.2e, below %s", type, a, b, d, limit
+        exit !(a > 0 && d < limit) }'); then
         verdict "ok     $text"
     else
         wrong "not so: $text"
@@ -176,6 +181,41 @@ against_torch() {
     else
         verdict "skip   PyTorch: it did not end well, or there is nothing to compare it with"
     fi
+}
+
+# Other types than bf16, losses that are scaled, and trainings that evaluate on their way and go on from a state.
+more() {
+    local one="$small --ranks 1 --stage 0" text=(--data "$work/text.txt" --tokenizer bytes --val-fraction 0.1 --eval-every 3) scale
+    head -c "${TEXT:-4000}" "$here/../README.md" >"$work/text.txt"
+    # Flags are words.
+    # shellcheck disable=SC2086
+    train 60 f32-cpu $one --steps 5 --dtype f32
+    # shellcheck disable=SC2086
+    train 60 f32 $one --steps 5 --dtype f32 --device cuda --save "$work/model" && close f32 f32-cpu 1e-4 1e-3 &&
+        evaluated f32 1e-4 && evaluated bf16 1e-2
+    # As TF32, which has 11 bits of f32's 24.
+    # shellcheck disable=SC2086
+    train 60 high $one --steps 5 --dtype f32 --matmul-precision high --device cuda && close high f32-cpu 1e-3 5e-3
+    # Three bits more than bf16 has.
+    # shellcheck disable=SC2086
+    train 60 f16-cpu $one --steps 5 --dtype f16
+    # shellcheck disable=SC2086
+    train 60 f16 $one --steps 5 --dtype f16 --device cuda && close f16 f16-cpu 2e-3 5e-3
+    # From a scale of about 2^12 for each token of a step on (2^14 in the smallest model) some gradient has no room in f16.
+    scale=initial=$((2 ** 16 * 4 * ${SMALL_LENGTH:-128})),hysteresis=1
+    # shellcheck disable=SC2086
+    train 60 scaled-cpu $one --steps 8 --dtype f16 --loss-scale "$scale"
+    # shellcheck disable=SC2086
+    train 60 scaled $one --steps 8 --dtype f16 --loss-scale "$scale" --device cuda && skips scaled scaled-cpu &&
+        close scaled scaled-cpu 2e-3 5e-3 8
+    # Of text something is learned, by which roundings lead apart sooner than by random tokens.
+    # shellcheck disable=SC2086
+    train 60 text-cpu $one "${text[@]}" --steps 6
+    # shellcheck disable=SC2086
+    train 60 text $one "${text[@]}" --steps 6 --device cuda && close text text-cpu 1e-2 1e-2 3 && evaluations text text-cpu 1e-2
+    # shellcheck disable=SC2086
+    train 60 half $one "${text[@]}" --steps 3 --schedule-steps 6 --device cuda --checkpoint "$work/state" &&
+        train 60 resumed $one "${text[@]}" --steps 6 --device cuda --checkpoint "$work/state" --resume && same resumed text 4
 }
 
 # A small model, whose kernels are short, and the one that is timed, with CUDA graphs and without: the same bits, and which
@@ -272,12 +312,8 @@ run() {
             # shellcheck disable=SC2086
             train 60 saving $small --steps 5 --accumulate 2 --ranks 1 --stage 3 --device cuda --recompute full \
                 --offload optimizer && same saving twice && memory saving
-            # shellcheck disable=SC2086
-            train 60 f32-cpu $small --steps 5 --ranks 1 --stage 0 --dtype f32
-            # shellcheck disable=SC2086
-            train 60 f32 $small --steps 5 --ranks 1 --stage 0 --dtype f32 --device cuda --save "$work/model" &&
-                close f32 f32-cpu 1e-4 1e-3 && evaluated
             ;;
+        more) more ;;
         speed)
             refusable=$little train 90 timed --model "$model" --seq "$length" --micro-batch "$rows" --steps 20 --ranks 1 --stage 0 \
                 --threads "$cores" --device cuda && speed timed && memory timed

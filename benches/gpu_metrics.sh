@@ -1,9 +1,18 @@
 # What the metrics of gpu.sh's runs show; it reads this file, and has `verdict`, `wrong` and the folder $work.
 # shellcheck shell=bash disable=SC2154
 
-# field NAME KEY: the values of a number in the lines of steps.
+# field NAME KEY: the values of a number in the lines of steps; with a third word in those of evaluations.
 field() {
-    [ -f "$work/$1.jsonl" ] && grep '"step":' "$work/$1.jsonl" | sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p"
+    local which='/"step":/{/"grad_norm":/'
+    [ -z "${3:-}" ] || which='/"step":/{/"evaluation":/'
+    [ -f "$work/$1.jsonl" ] && sed -n "${which}s/.*\"$2\":\([^,}]*\).*/\1/p}" "$work/$1.jsonl"
+}
+
+# numbers NAME FIRST: the number, loss and norm of each step from this one on, and behind them number and loss of each evaluation
+# from before it on.
+numbers() {
+    paste <(field "$1" step) <(field "$1" loss) <(field "$1" grad_norm) | awk -v first="$2" '$1 >= first'
+    paste <(field "$1" step evaluation) <(field "$1" loss evaluation) | awk -v first="$2" '$1 >= first - 1'
 }
 
 # ran NAME...: whether these runs went through; if one did not, it has said why, and there is nothing to compare.
@@ -16,13 +25,12 @@ ran() {
     done
 }
 
-# same NAME NAME: losses and norms that agree to the last digit.
+# same NAME NAME [FIRST]: losses, of evaluations too, and norms that agree to the last digit, of the second from this step on.
 same() {
     local steps
     ran "$1" "$2" || return
     steps=$(field "$1" loss | wc -l)
-    if [ "$steps" -gt 0 ] && diff <(field "$1" loss) <(field "$2" loss) >/dev/null &&
-        diff <(field "$1" grad_norm) <(field "$2" grad_norm) >/dev/null; then
+    if [ "$steps" -gt 0 ] && diff <(numbers "$1" 1) <(numbers "$2" "${3:-1}") >/dev/null; then
         verdict "ok     losses and gradient norms of $1 and $2 are the same bits in $steps steps"
     else
         wrong "losses or gradient norms of $1 and $2 differ, or there are none"
@@ -30,8 +38,8 @@ same() {
 }
 
 # close NAME NAME LIMIT LIMIT [STEPS]: losses whose relative difference is below the first limit at every step, and gradient norms
-# whose is below the second one in the first five or so many: nothing can be learned from random tokens, so that losses say little of
-# gradients, and later roundings have led to other weights, with norms of their own.
+# whose is below the second one in the first five or so many: nothing can be learned from random tokens, so that losses say little
+# of gradients, and later roundings have led to other weights, with norms of their own.
 close() {
     local text
     ran "$1" "$2" || return
@@ -39,11 +47,40 @@ close() {
         awk -v limit="$3" -v norm_limit="$4" -v first="${5:-5}" -v what="$1 and $2" '
         function apart(x, y) { return y == 0 ? 1 : x < y ? (y - x) / y : (x - y) / y }
         NF == 4 { n++; d = apart($1, $2); if (d > most) most = d
-                  if (n <= first) { d = apart($3, $4); if (d > norm) norm = d } }
+                  # Both are null where a step was skipped.
+                  if (n <= first && $3 $4 != "nullnull") { d = apart($3 + 0, $4 + 0); if (d > norm) norm = d } }
         NF != 4 { uneven = 1 }
         END { printf "losses of %s: %d steps, largest relative difference %.2e, below %s; ", what, n, most, limit
               printf "gradient norms of the first: %.2e, below %s\n", norm, norm_limit
               exit !(n > 0 && !uneven && most < limit && norm < norm_limit) }'); then
+        verdict "ok     $text"
+    else
+        wrong "not so: $text"
+    fi
+}
+
+# skips NAME NAME: of steps with a scaled loss the same are skipped, the first among them, and the last is not.
+skips() {
+    local first second
+    ran "$1" "$2" || return
+    first=$(field "$1" skipped | paste -sd ' ')
+    second=$(field "$2" skipped | paste -sd ' ')
+    if [[ $first == true*false ]] && [ "$first" = "$second" ]; then
+        verdict "ok     $1 and $2 skip the same $(field "$1" skipped | grep -c true) of $(wc -w <<<"$first") steps"
+    else
+        wrong "$1 and $2 do not skip the same steps, the first and not the last: $first; $second"
+    fi
+}
+
+# evaluations NAME NAME LIMIT: losses of what is held out whose relative difference is below the limit each time.
+evaluations() {
+    local text
+    ran "$1" "$2" || return
+    if text=$(paste <(field "$1" loss evaluation) <(field "$2" loss evaluation) | awk -v limit="$3" -v what="$1 and $2" '
+        NF == 2 && $2 > 0 { n++; d = ($1 - $2) / $2; d = d < 0 ? -d : d; if (d > most) most = d; next }
+        { bad = 1 }
+        END { printf "evaluations within %s: %d, largest relative difference %.2e, below %s\n", what, n, most, limit
+              exit !(n > 0 && !bad && most < limit) }'); then
         verdict "ok     $text"
     else
         wrong "not so: $text"

@@ -140,12 +140,13 @@ declare -A ended=()
 # What programs say that get no memory of the host.
 no_memory='the system has no more|page-locking .*OUT_OF_MEMORY|memory allocation of|signal 9|SIGKILL'
 
-# train SECONDS NAME FLAGS...: trains on random tokens; the metrics go to NAME.jsonl. What fails on a GPU is told by whoever waits
-# for it, long after: once more, with every launch awaited, whoever gave the work says so.
+# train SECONDS NAME FLAGS...: trains, on random tokens unless FLAGS name data; the metrics go to NAME.jsonl. What fails on a GPU
+# is told by whoever waits for it, long after: once more, with every launch awaited, whoever gave the work says so.
 train() {
     local limit=$1 name=$2 left
     shift 2
-    local all=(--data random --val-fraction 0 --sample 0 --quiet "$@")
+    local all=(--sample 0 --quiet "$@")
+    [[ " $* " == *" --data "* ]] || all=(--data random --val-fraction 0 "${all[@]}")
     ended[$name]=skip
     if [[ " $* " == *" --device cuda "* ]] && [ "$hangs" -ge 2 ]; then
         verdict "skip   two runs on the GPU hung before $name"

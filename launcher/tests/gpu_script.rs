@@ -59,7 +59,15 @@ fn a_run_for_gpu_machines_goes_through_on_an_emulated_one() {
         "ok     losses and gradient norms of two-3 and two-0 are the same bits in 2 steps",
         "ok     losses and gradient norms of saving and twice are the same bits in 5 steps",
         "ok     losses of f32 and f32-cpu: 5 steps",
-        "ok     evaluation on the processor",
+        "ok     evaluation in f32 on the processor",
+        "ok     evaluation in bf16 on the processor",
+        "ok     losses of high and f32-cpu: 5 steps",
+        "ok     losses of f16 and f16-cpu: 5 steps",
+        "ok     scaled and scaled-cpu skip the same 3 of 8 steps",
+        "ok     losses of scaled and scaled-cpu: 8 steps",
+        "ok     losses of text and text-cpu: 6 steps",
+        "ok     evaluations within text and text-cpu: 2",
+        "ok     losses and gradient norms of resumed and text are the same bits in 3 steps",
         "ok     memory of stage-3 is what was predicted",
         "ok     memory of two-3 is what was predicted",
         "timed: ",
@@ -78,7 +86,7 @@ fn a_run_for_gpu_machines_goes_through_on_an_emulated_one() {
     }
     assert!(text.contains("product logits"), "{text}");
     let runs = json_lines(&bench.path("results/metrics.jsonl"));
-    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 16, "sixteen runs");
+    assert_eq!(runs.iter().filter(|line| line["file"].is_string()).count(), 25, "twenty-five runs");
     let names = std::fs::read_dir(bench.path("results")).expect("results").count();
     assert_eq!(names, 5, "gpu.txt, checks, kernels, metrics, and all of it for benches/results");
     bench.nothing_left();
@@ -155,7 +163,7 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
     assert!(text.contains("ok    products of every orientation") && text.contains("Fake GPU 0"), "{text}");
 
     let mut command = script(&bench);
-    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train speed kernels large graphs");
+    command.env("CARAVAN_CUDA_LIBRARIES", folder).env("ONLY", "train more speed kernels large graphs");
     let outcome = bench.outcome(&mut command);
     let text = std::fs::read_to_string(bench.path("results/gpu.txt")).unwrap_or_default();
     let (_, list) = text.split_once("what was shown").unwrap_or_default();
@@ -168,9 +176,20 @@ fn products_and_training_call_the_driver_and_its_libraries_rightly() {
     {
         assert!(list.contains(words), "'{words}' is not in {text}");
     }
-    // All that is wrong are losses, which nothing has computed.
+    // All that is wrong are losses, which nothing has computed, and what nothing has found to overflow.
     let wrong: Vec<&str> = list.lines().filter(|line| line.starts_with("WRONG")).collect();
-    let losses = ["losses of stage-0 and cpu", "losses of f32 and f32-cpu", "evaluation on the processor"];
+    let losses = [
+        "losses of stage-0 and cpu",
+        "losses of f32 and f32-cpu",
+        "evaluation in f32 on the processor",
+        "evaluation in bf16 on the processor",
+        "losses of high and f32-cpu",
+        "losses of f16 and f16-cpu",
+        "scaled and scaled-cpu do not skip the same",
+        "losses of scaled and scaled-cpu",
+        "losses of text and text-cpu",
+        "evaluations within text and text-cpu",
+    ];
     assert!(wrong.len() == losses.len(), "{text}");
     assert!(wrong.iter().zip(losses).all(|(line, what)| line.contains(what)), "{text}");
     assert_eq!(outcome.code, Some(1), "{text}{}", outcome.stderr);
