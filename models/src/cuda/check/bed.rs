@@ -142,7 +142,8 @@ impl<Q: Queue> Bed<Q> {
         });
     }
 
-    fn record<T: Float>(&self, error: f64) {
+    /// An error of a result of this type, of which the largest is told.
+    pub fn record<T: Float>(&self, error: f64) {
         if self.lost.get() {
             return;
         }

@@ -121,6 +121,7 @@ fn compare<T: Float, Q: Queue>(
                 let error: f64 = got.iter().zip(&want).map(|(a, b)| (a - b) * (a - b)).sum();
                 let size: f64 = want.iter().map(|b| b * b).sum();
                 let error = (error / size).sqrt();
+                bed.record::<T>(error);
                 bed.that(error < tolerance, || {
                     format!("{name}: the gradient of {unit}.{tensor}: error {error:.2e}")
                 });
