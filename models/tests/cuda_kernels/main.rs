@@ -100,6 +100,7 @@ tests! {
     cross_entropies
     a_target_outside_the_vocabulary_gives_nan
     products_of_every_orientation
+    products_of_high_precision
 }
 
 #[test]

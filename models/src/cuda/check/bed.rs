@@ -129,14 +129,10 @@ impl<Q: Queue> Bed<Q> {
         self.that(fine, || format!("{what} of {}: error {worst:.2e} of an element", T::DTYPE));
     }
 
-    fn within<T: Float>(&self, what: &str, got: &Buffer<T>, want: &[f64], floor: f64, tolerance: f64) {
-        self.record::<T>(distance(got, want, floor));
-        self.close_by(what, got, want, floor, tolerance);
-    }
-
-    /// Agreement to another tolerance than the type's, which is not among the errors of the type.
-    pub fn close_by<T: Float>(&self, what: &str, got: &Buffer<T>, want: &[f64], floor: f64, tolerance: f64) {
+    /// Agreement to another tolerance than the type's.
+    pub fn within<T: Float>(&self, what: &str, got: &Buffer<T>, want: &[f64], floor: f64, tolerance: f64) {
         let error = distance(got, want, floor);
+        self.record::<T>(error);
         self.that(error < tolerance, || {
             format!("{what} of {}: error {error:.2e}, {tolerance:.0e} allowed", T::DTYPE)
         });

@@ -63,6 +63,7 @@ pub fn cases<Q: Queue + 'static>() -> Vec<Case<Q>> {
         optimizer::sums_of_squares_have_the_bits_of_the_processor: "squares";
         reduction::reductions_have_the_bits_of_the_processor: "reduce";
         products::products_of_every_orientation:;
+        products::products_of_high_precision:;
         attention::plain_attention_for_f32_and_other_widths: "attention_plain";
         attention::memory_at_odd_addresses_goes_through_the_plain_kernel: "attention_plain";
         attention::heads_of_64_on_tensor_cores: "attention_forward", "attention_backward";
