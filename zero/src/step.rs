@@ -32,7 +32,7 @@ impl<T: Float> Trainer<T> {
     /// of a gradient that it is ready: then all else fails, too.
     ///
     /// # Panics
-    /// A batch that [`Model::begin`] does not take, as a larger one than the model was built for.
+    /// A batch that [`Model::begin`](models::Model::begin) does not take, as a larger one than the model was built for.
     pub fn step(&mut self, batches: &mut dyn Batches, lr: f32) -> Result<Step> {
         self.whole()?;
         self.optimizer.check()?;
