@@ -1,8 +1,8 @@
 //! Checkpoints: the state of a training on the disk, from which it goes on with the same bits.
 //!
 //! `DIR/step-500` has the weights in f32 and both moments of the optimizer, each as a Hugging Face directory of the model's
-//! shape, and `training.json`: the step, the settings that it was made with, and the sums of all files. It comes under that
-//! name whole, and those before it that are not to stay go only then.
+//! shape, and `training.json`: the step, the tokens that were trained on, the settings that it was made with, and the sums of
+//! all files. It comes under that name whole, and those before it that are not to stay go only then.
 
 mod claim;
 mod command;

@@ -89,7 +89,7 @@ fn check_weights(model: &Path) -> Result<()> {
 fn open(dir: &Path) -> Result<(ModelChoice, Option<State>)> {
     let unreadable = |e| Failure::usage(format!("--model {}: {e}", dir.display()));
     // States that lie in a model's directory are not what was named.
-    let found = match dir.join("config.json").exists() {
+    let found = match dir.join("config.json").symlink_metadata().is_ok() {
         true => None,
         false => State::weights_of(dir, unreadable)?,
     };

@@ -163,12 +163,11 @@ impl TrainPlan {
         let (mut made, mut tokens_before) = (0, 0);
         if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
             state.check_shape(&model)?;
-            (made, tokens_before) =
-                (state.step(), state.tokens().unwrap_or(state.standing.steps * step_tokens as u64));
+            made = state.step();
+            tokens_before = state.tokens().unwrap_or(state.standing.steps.saturating_mul(step_tokens as u64));
         }
-        let tokens = step_tokens
-            .saturating_mul(args.steps.saturating_sub(made))
-            .saturating_add(tokens_before as usize);
+        let left = step_tokens.saturating_mul(args.steps.saturating_sub(made));
+        let tokens = left.saturating_add(tokens_before as usize).max(step_tokens);
         let of_tokens = (model.config.vocab, tokenizer.as_ref());
         let (feed, val_fraction) = inputs.feed(args, of_tokens, (tokens, length), val_fraction, identity)?;
         check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
@@ -179,7 +178,8 @@ impl TrainPlan {
             Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
         };
         let windows = Windows::new(feed.training(), length).map_err(Failure::usage)?;
-        // Where a run goes on, its data do, whatever a step was before.
+        // Where a run goes on, its data do, whatever a step was before. With another length windows are others: as many tokens
+        // are behind.
         let batches = BatchPlan::new(windows, order, args.micro_batch, args.accumulate, ranks.world)
             .map_err(Failure::usage)?
             .after(made as u64, tokens_before / length as u64);

@@ -39,8 +39,8 @@ impl Companions {
         &self.files
     }
 
-    /// The tokens that end a text, as transformers' `generate` knows them: of generation_config.json, or else of config.json.
-    /// Where neither names one, as of a new model, the tokenizer's.
+    /// The tokens that end a text: of generation_config.json, or else of config.json. Where neither names one, as of a new
+    /// model, the tokenizer's, where transformers' `generate` would go on, or take Llama's 2.
     pub fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         const KEY: &str = "eos_token_id";
         let read = |name| {

@@ -1,4 +1,5 @@
-//! Trainings that go on with steps of another size: none of their data come twice, and none are left out.
+//! Trainings that go on with steps of another size: none of their data come twice, and none are left out. And what it takes to
+//! keep their states.
 
 use crate::bench;
 use harness::json_lines;
@@ -45,6 +46,33 @@ fn data_go_on_where_they_were_whatever_a_step_is_now() {
         assert!((found / expected - 1.0).abs() < 1e-6, "{flags}: {found} for {expected}");
         fs::remove_dir_all(bench.path("ckpt")).unwrap();
         fs::remove_file(bench.path("m.jsonl")).unwrap();
+    }
+    bench.nothing_left();
+}
+
+/// A run stands still for them, and its speed is that of training alone.
+#[test]
+fn what_checkpoints_take_is_told_and_no_part_of_the_speed() {
+    let bench = bench();
+    bench.text("text.txt", 3000);
+    let train =
+        "train --model nano --data text.txt --steps 6 --micro-batch 1 --seq 16 --sample 0 --metrics m.jsonl";
+    for (flags, takes) in [
+        ("--checkpoint ckpt --checkpoint-every 1", true),
+        ("--checkpoint beside --checkpoint-every 1 --checkpoint-async", true),
+        ("", false),
+    ] {
+        let said = bench.run(&format!("{train} {flags}")).success().stdout;
+        assert_eq!(said.contains(" of them checkpoints"), takes, "{said}");
+        let summary = json_lines(&bench.path("m.jsonl")).pop().expect("a line")["summary"].clone();
+        let number = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key} in {summary}"));
+        assert_eq!(number("checkpoint_seconds") > 0.0, takes, "{summary}");
+        let training = number("seconds") - number("evaluation_seconds") - number("checkpoint_seconds");
+        assert!((number("tokens_per_second") * training / number("tokens") - 1.0).abs() < 1e-9, "{summary}");
+        for rank in summary["ranks"].as_array().unwrap() {
+            let (kept, all) = (rank["checkpoint_seconds"].as_f64(), rank["seconds"].as_f64());
+            assert!(kept < all && (kept > Some(0.0)) == takes, "{rank}");
+        }
     }
     bench.nothing_left();
 }

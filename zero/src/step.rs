@@ -157,6 +157,7 @@ impl<T: Float> Trainer<T> {
         optimizer.update(&mut hands, params, grads, standing.update(&plan.config), lr, factor)?;
         Ok(true)
     }
+
     /// What a device does in an action, or waits for.
     fn activity(&self, action: Action) -> Activity {
         match action {

@@ -141,7 +141,8 @@ pub enum Order {
     /// Windows at random places, the same for the same --seed.
     Shuffled,
     /// Window s starts at token s*T; micro-batch a of rank r in step k is number g = (k*A + a)*W + r, counted from 0, and
-    /// takes windows g*B to g*B + B - 1, where A is --accumulate, B --micro-batch and W the number of ranks.
+    /// takes windows g*B to g*B + B - 1, where A is --accumulate, B --micro-batch and W the number of ranks. After --resume
+    /// with other batches k counts from there, and windows from behind those that were taken.
     Sequential,
 }
 

@@ -187,7 +187,8 @@ impl State {
         self.standing.steps as usize
     }
 
-    /// Tokens that were trained on. A state that does not tell has taken what its steps take with its settings, if it has those.
+    /// Tokens that were trained on. A state that does not tell has taken what its steps take with its settings, if it has those:
+    /// it is of a time when data went on as if all steps before had been such.
     pub fn tokens(&self) -> Option<u64> {
         let factors = ["ranks", "--accumulate", "--micro-batch", "--seq"];
         let by_settings = || {

@@ -45,13 +45,13 @@ pub fn check_once(flag: &str, files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The text of a file that each rank reads: to open a pipe may last for ever, and a device may have no end.
+/// The text of a regular file: to open a pipe may last for ever, and a device may have no end.
 ///
 /// # Errors
 /// The system's words, or no regular file.
 pub fn read_regular(path: &Path) -> std::io::Result<String> {
     match fs::metadata(path)?.is_file() {
         true => fs::read_to_string(path),
-        false => Err(std::io::Error::other("it is no regular file, which each rank reads for itself")),
+        false => Err(std::io::Error::other("it is no regular file")),
     }
 }

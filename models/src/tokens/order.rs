@@ -132,8 +132,8 @@ fn fill(
 
 /// The batches of a training run. Micro-batch a of rank r in step k has the global index
 /// G = (k * accumulate + a) * world + r and takes windows G * B to G * B + B - 1 of the endless sequence of
-/// windows, so that the same G means the same tokens in any world. Where other batches came [before](Self::after), the
-/// first step after them is 0, and the first window after theirs.
+/// windows, so that the same G means the same tokens in any world. Where other batches came [before](Self::after), k is
+/// counted from behind their steps, and windows from behind theirs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchPlan {
     windows: Windows,
@@ -170,8 +170,8 @@ impl BatchPlan {
         Ok(BatchPlan { windows, order, rows, accumulate, world, before: (0, 0) })
     }
 
-    /// The same after `steps` steps that took `windows` windows, in batches that may have been others: none of the windows
-    /// comes twice and none is left out, but for what an end of the data does.
+    /// The same after `steps` steps that took `windows` windows of these, in batches that may have been others: none of the
+    /// windows comes twice and none is left out, but for what an end of the data does.
     pub fn after(self, steps: u64, windows: u64) -> Self {
         BatchPlan { before: (steps, windows), ..self }
     }
