@@ -15,7 +15,7 @@
 # sees the GPU (PYTHON, else the Pythons of the path, of the environment, and beside those libraries) the same model is
 # timed in PyTorch too. MODEL, ROWS, LENGTH, SMALL, SMALL_LENGTH, LARGE and LARGE_ROWS choose other models (an empty LARGE
 # leaves it out), STEPS how many of the small one are compared (20), TEXT how many bytes of README it is trained and evaluated on
-# where tokens are not random (4000), ONLY some of the parts:
+# where tokens are not random (32 sequences, or 4000), ONLY some of the parts:
 #
 #   check train more speed kernels torch nccl graphs mma large torch-bf16
 #
@@ -185,8 +185,10 @@ against_torch() {
 
 # Other types than bf16, losses that are scaled, and trainings that evaluate on their way and go on from a state.
 more() {
-    local one="$small --ranks 1 --stage 0" text=(--data "$work/text.txt" --tokenizer bytes --val-fraction 0.1 --eval-every 3) scale
-    head -c "${TEXT:-4000}" "$here/../README.md" >"$work/text.txt"
+    local one="$small --ranks 1 --stage 0" text=(--data "$work/text.txt" --tokenizer bytes --val-fraction 0.1 --eval-every 3) scale bytes
+    # A tenth is held out, which has to hold a sequence.
+    bytes=$((32 * ${SMALL_LENGTH:-128}))
+    head -c "${TEXT:-$((bytes > 4000 ? bytes : 4000))}" "$here/../README.md" >"$work/text.txt"
     # Flags are words.
     # shellcheck disable=SC2086
     train 60 f32-cpu $one --steps 5 --dtype f32

@@ -1,4 +1,5 @@
-# What the metrics of gpu.sh's runs show; it reads this file, and has `verdict`, `wrong` and the folder $work.
+# What the metrics of gpu.sh's runs show; it reads this file, and has `verdict`, `wrong`, the folders $work, $results and $here,
+# how runs $ended, the $facts of the machine and the $peak of its GPU.
 # shellcheck shell=bash disable=SC2154
 
 # field NAME KEY: the values of a number in the lines of steps; with a third word in those of evaluations.

@@ -40,9 +40,9 @@ pub(super) fn ours(
         // `ANNOUNCED`.
         (fetches, "UCX_RNDV_SEND_NBR_THRESH", c"RNDV_SEND_NBR_THRESH", c"32K"),
         // What fits into an element of a queue is there as soon as the element is; longer messages are in a buffer beside it.
-        // With this instead of 128 bytes all_gather of messages of 128 takes 0.33 us instead of 0.40, of 512 about as long as
-        // before (both ranks on one core of an AMD EPYC, by hand; the benches' results of 2026-11-28). Still longer ones would
-        // not fit into the first cache all at once, and take longer where a root runs ahead.
+        // With this instead of 128 bytes all_gather of messages of 128 takes 0.33 us instead of 0.40, of 512 0.41 instead of 0.43
+        // (Zen 4, by hand, in turn). Still longer ones would not fit into the first cache all at once, and take longer where a
+        // root runs ahead.
         (elements, "UCX_MM_FIFO_ELEM_SIZE", c"MM_FIFO_ELEM_SIZE", ELEMENT),
         // Where the loss of a peer is to be reported, UCX moves large messages over TCP as a row of short ones, each a
         // system call at both ends. Longer ones than 8K and 64K make that faster than what it does without reports; a
