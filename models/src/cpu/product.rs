@@ -189,7 +189,8 @@ impl<L: Float, R: Float, O: Float> Task for Blocked<'_, '_, L, R, O> {
             1 => m.max(1),
             _ => part(m, scratch.unfinished.len() / across / K::ROWS * K::ROWS, K::ROWS),
         };
-        let few = (m + n) * k <= NEAR;
+        // Of an empty k nothing lies anywhere.
+        let few = k > 0 && (m + n) * k <= NEAR;
         for m0 in (0..m).step_by(stripe) {
             let end = m.min(m0 + stripe);
             let high = part(end - m0, K::ROWS, K::MR);

@@ -223,12 +223,17 @@ fn three_parts_are_all_of_an_f32() {
 
 #[test]
 fn an_empty_inner_dimension_gives_zeros() {
-    for (shape, threads) in [((3, 4, 0), 1), ((70, 64, 0), 3), ((3, 1100, 0), 1)] {
-        for layout in 0..4 {
-            let (out, _) = product_of::<f32, f32, f32, f32>(&mut cpu(threads), shape, layout, 0);
-            assert!(out == vec![0.0; shape.0 * shape.1], "{shape:?}, layout {layout}");
+    at_each_level(|level| {
+        for (shape, threads) in [((3, 4, 0), 1), ((70, 64, 0), 3), ((3, 1100, 0), 1)] {
+            for layout in 0..4 {
+                // Also by the kernels of processors without tiles.
+                for mut cpu in [cpu(threads), widening(threads)] {
+                    let (out, _) = product_of::<f32, f32, f32, f32>(&mut cpu, shape, layout, 0);
+                    assert!(out == vec![0.0; shape.0 * shape.1], "{shape:?}, layout {layout}, {level:?}");
+                }
+            }
         }
-    }
+    });
 }
 
 /// What is too small for any f32 has its sign wherever in a result it is.
