@@ -115,10 +115,14 @@ impl<'a, T: Float> Run<'a, T> {
         let me = comm.rank();
         let lead = me == 0;
         // Before anything is written anew.
+        let mut unread = None;
         let companions = match lead {
             true if plan.keeps() => save::companions(plan)?,
             // What a sample ends with is worth no failure.
-            true if plan.sample > 0 => save::companions(plan).unwrap_or_default(),
+            true if plan.sample > 0 => save::companions(plan).unwrap_or_else(|why| {
+                unread = Some(why);
+                Companions::default()
+            }),
             _ => Companions::default(),
         };
         let companions = Arc::new(companions);
@@ -145,6 +149,9 @@ impl<'a, T: Float> Run<'a, T> {
         let RankArgs { quiet, color, .. } = plan.asked;
         let progress = Progress::new(plan.steps, quiet || !lead, color.unwrap_or_default());
         progress.line(&describe::headline(plan));
+        if let Some(why) = unread {
+            progress.alarm(&format!("the sample goes on where the model ends its text: {why}"));
+        }
         if let Some(file) = &plan.configuration {
             progress.line(&file.lines((plan.batch.rows, plan.zero.accumulate), plan.ranks.world));
         }
