@@ -304,7 +304,7 @@ pub fn weights_in(dir: &Path) -> Option<PathBuf> {
 fn number(name: &str) -> Option<usize> {
     let step = name.strip_prefix(STEP)?.parse().ok()?;
     // A copy under another name of that step, such as step-07, is somebody's own.
-    (name == format!("{STEP}{step}")).then_some(step)
+    (step > 0 && name == format!("{STEP}{step}")).then_some(step)
 }
 
 /// Whether a checkpoint has this name that is not whole.

@@ -10,7 +10,7 @@ use rustix::io::{Errno, retry_on_intr};
 use serde_json::Value;
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -120,18 +120,18 @@ impl Metrics {
         self.kept || out::is_taken(&self.file, within)
     }
 
-    /// Writes what is held, to a pipe as many of the lines as it takes at once, or one that is longer.
+    /// Writes what is held, to a pipe as many of the lines as it takes at once, or as much of one that is longer.
     fn write(&mut self) -> Result<()> {
-        let (held, ends) = (self.held.rest(), |&byte: &u8| byte == b'\n');
+        let held = self.held.rest();
         let all = held.len();
         let most = match self.kept {
             true => all,
             false => {
-                let within = held[..PAGE.min(all)].iter().rposition(ends);
-                within.or_else(|| held.iter().position(ends)).map_or(all, |end| end + 1)
+                let page = &held[..PAGE.min(all)];
+                page.iter().rposition(|&byte| byte == b'\n').map_or(page.len(), |end| end + 1)
             }
         };
-        match self.file.write_all(&held[..most]) {
+        match out::all(&self.file, &held[..most]) {
             Ok(()) => {
                 self.held.take(most);
                 self.whole = self.whole.map(|bytes| bytes + most as u64);
@@ -305,6 +305,32 @@ mod tests {
             assert_eq!(lines[step]["step"], step);
             assert!(text.ends_with('\n'));
         }
+    }
+
+    #[test]
+    fn a_line_that_a_pipe_has_no_room_for_holds_nobody_up() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let mut metrics = Metrics::of(file, Path::new("pipe"), Some(0));
+        let value = json!({"text": "x".repeat(200_000)});
+        let line = format!("{value}\n");
+        let (told, hear) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            metrics.line(&value).unwrap();
+            told.send(metrics).unwrap();
+        });
+        let minute = Duration::from_secs(60);
+        let mut metrics = hear.recv_timeout(minute).expect("nobody reads, and the line is held");
+        assert!(metrics.held.rest().len() < line.len(), "a part is taken");
+        let read = std::thread::spawn(move || {
+            let mut text = String::new();
+            io::Read::read_to_string(&mut reader, &mut text).unwrap();
+            text
+        });
+        metrics.line(&json!({"step": 1})).unwrap();
+        metrics.settle().unwrap();
+        drop(metrics);
+        assert_eq!(read.join().unwrap(), format!("{line}{{\"step\":1}}\n"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::failure::{Failure, Result};
 use console::Term;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
@@ -48,24 +49,47 @@ pub fn columns() -> Option<usize> {
 /// # Errors
 /// Standard output takes nothing, and not because its reader has gone.
 pub fn text(text: impl Display) -> Result<()> {
-    written(write!(std::io::stdout().lock(), "{text}"))
+    heard(text).map(drop)
 }
 
-/// What came of printing something.
+/// Writes all of `bytes`, however long the reader pauses, also where a program that shares the file has said that nobody waits
+/// there (`O_NONBLOCK`).
 ///
 /// # Errors
-/// As [`text`].
-pub fn written(printed: std::io::Result<()>) -> Result<()> {
-    heard(printed).map(drop)
+/// The system's.
+pub fn all(file: &impl AsFd, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(file, bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(taken) => bytes = &bytes[taken..],
+            Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(file, PollFlags::OUT)], None)),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
 }
 
 /// The same, and whether there still is a reader.
 ///
 /// # Errors
 /// As [`text`].
-pub fn heard(printed: std::io::Result<()>) -> Result<bool> {
-    match printed.and_then(|()| std::io::stdout().flush()) {
-        Ok(()) if !is_open() => Err(Failure::run("writing to standard output: it is not open for that")),
+pub fn heard(text: impl Display) -> Result<bool> {
+    // Locked, so that what threads print comes in one piece each.
+    outcome(all(&std::io::stdout().lock(), text.to_string().as_bytes()))
+}
+
+/// What came of printing what has its own way of that.
+///
+/// # Errors
+/// As [`text`].
+pub fn written(printed: std::io::Result<()>) -> Result<()> {
+    outcome(printed.and_then(|()| std::io::stdout().flush())).map(drop)
+}
+
+fn outcome(printed: std::io::Result<()>) -> Result<bool> {
+    match printed {
+        _ if !is_open() => Err(Failure::run("writing to standard output: it is not open for that")),
         Ok(()) => Ok(true),
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(e) => Err(Failure::run(format!("writing to standard output: {e}"))),
@@ -128,6 +152,23 @@ pub fn line(line: impl Display) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_is_written_where_another_program_has_said_that_nobody_waits() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
+        let text = vec![b'x'; 1 << 20];
+        std::thread::scope(|scope| {
+            let written = scope.spawn(|| {
+                let writer = writer;
+                all(&writer, &text)
+            });
+            let mut read = Vec::new();
+            std::io::Read::read_to_end(&mut reader, &mut read).unwrap();
+            written.join().unwrap().unwrap();
+            assert!(read == text);
+        });
+    }
 
     #[test]
     fn names_give_a_terminal_no_orders() {

@@ -4,7 +4,6 @@ use crate::failure::{Failure, Result};
 use crate::out;
 use crate::train::stop;
 use collectives::Communicator;
-use std::io::Write;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -27,7 +26,7 @@ impl Out {
     /// Prints, if there still is a use in it.
     pub fn text(&mut self, text: &str) {
         if self.is_heard() {
-            self.printed = out::heard(std::io::stdout().lock().write_all(text.as_bytes()));
+            self.printed = out::heard(text);
         }
     }
 

@@ -53,7 +53,7 @@ impl Rate {
         if step < self.warmup {
             let (part, whole) = match self.rise {
                 Rise::Linear => ((step + 1) as f64, self.warmup as f64),
-                Rise::Log => (ln((step + 2) as f64), ln((self.warmup + 1) as f64)),
+                Rise::Log => (ln(step as f64 + 2.0), ln(self.warmup as f64 + 1.0)),
             };
             return self.start + (self.peak - self.start) * part / whole;
         }

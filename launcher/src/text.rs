@@ -94,11 +94,14 @@ fn tokens_below(flag: &str, dir: &Path) -> Result<Vec<PathBuf>> {
 /// `left_out`.
 ///
 /// # Errors
-/// No such file is there.
+/// No such file is there, or `dir` itself cannot be read.
 pub fn corpus_below(dir: &Path, left_out: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
     let unnamed = Walk { sizes: 1..=LARGEST, links: false };
-    let found = unnamed.of(dir, &ENDINGS, &mut |dir, _| {
-        left_out.push(dir.to_owned());
+    let found = unnamed.of(dir, &ENDINGS, &mut |unread, why| {
+        if unread == dir {
+            return Err(why);
+        }
+        left_out.push(unread.to_owned());
         Ok(())
     })?;
     if !found.is_empty() {
@@ -377,6 +380,14 @@ mod tests {
             "{}",
             refusal()
         );
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_not_said_to_be_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone");
+        let refusal = corpus_below(&gone, &mut vec![]).unwrap_err().to_string();
+        assert!(refusal.starts_with("cannot read directory ") && refusal.contains("gone"), "{refusal}");
     }
 
     #[test]

@@ -139,7 +139,8 @@ impl Plan {
 
     /// Bytes that this rank sends in a step: see [`Call::volume`].
     pub fn sent_in_a_step(&self) -> u64 {
-        self.calls_of_a_step().map(|(call, times)| (call.volume(self.rank, self.world) * times) as u64).sum()
+        let sent = |(call, times): (Call, usize)| call.volume(self.rank, self.world) as u64 * times as u64;
+        self.calls_of_a_step().map(sent).sum()
     }
 
     /// The collectives of a step, and how often each is called: not at all, if only with other settings.

@@ -32,10 +32,10 @@ impl<T: Exact> Slot<T> {
     /// Buffers for calls of up to `counts`; `registered` takes them from the transport.
     ///
     /// # Errors
-    /// The transport has no more memory.
+    /// The transport, or the system, has no more memory.
     pub fn new(comm: &Communicator, send: usize, receive: usize, registered: bool) -> Result<Self> {
         let new = |len: usize| -> Result<Buffer<T>> {
-            Ok(if registered { comm.alloc(len)? } else { Buffer::zeroed(len) })
+            Ok(if registered { comm.alloc(len)? } else { Buffer::try_zeroed(len)? })
         };
         Ok(Slot { send: Some(new(send)?), receive: Some(new(receive)?) })
     }

@@ -82,7 +82,12 @@ fn emulated() -> Result<EmulatedQueue> {
 /// What emulates GPUs.
 pub(super) fn emulator() -> Result<Emulator> {
     let folder = Cache::of_user().folder().map_or_else(std::env::temp_dir, |folder| folder.to_path_buf());
-    std::fs::create_dir_all(&folder).map_err(|e| Failure::run(format!("{}: {e}", folder.display())))?;
+    std::fs::create_dir_all(&folder).map_err(|e| {
+        let folder = folder.display();
+        Failure::run(format!(
+            "emulating a GPU takes a folder to build in: {folder}: {e}; CARAVAN_CACHE names another"
+        ))
+    })?;
     let built = Emulator::build(&[], &folder).map_err(Failure::run)?;
     built.ok_or_else(|| Failure::usage("emulating a GPU takes a C++ compiler ($CXX, c++, g++ or clang++)"))
 }
