@@ -22,6 +22,7 @@ mod forecast;
 mod gpus;
 mod human;
 mod layers;
+mod leftovers;
 mod limits;
 mod machine;
 mod metrics;

@@ -5,6 +5,7 @@ use crate::data::{self, room};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Way};
 use crate::human::several;
+use crate::leftovers;
 use crate::out;
 use crate::text::{self, Reads};
 use crate::tokenizer::{Batch, Share, Tokenizer};
@@ -38,7 +39,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         Tokenizer::HuggingFace(_) => room::check_texts("--data", &inputs)?,
     }
     let width = TokenWidth::for_vocab(tokenizer.vocab());
-    let writer = TokenWriter::create(files::through_links(&args.out), width);
+    let out = files::through_links(&args.out);
+    leftovers::go_with(&out)?;
+    let writer = TokenWriter::create(out, width);
     let mut writer = writer.map_err(|e| match e {
         // A file could be made there: now it is the disk, as in its midst.
         models::Error::System { .. } => Failure::run(e),

@@ -27,5 +27,5 @@ pub use llama::{
 pub use ops::{AttentionBackward, AttentionShape, Matrix, Normed, Ops, Plus, Turn};
 pub use regular::is_there;
 pub use team::Team;
-pub use unfinished::{NewFile, is_mount_point, parent, remove_unfinished};
+pub use unfinished::{NewFile, abandon, is_mount_point, parent, remove_unfinished};
 pub use unit::{Batch, Gradients, Init, Model, TensorSpec, Unit, Weights};

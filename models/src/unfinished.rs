@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatxAttributes, St
 use rustix::io::Errno;
 use rustix::system::uname;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, FileType, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -212,19 +212,7 @@ fn taken_away() -> Error {
 /// Removes what killed processes of this host left of what was to become `target`. What is of living ones is locked,
 /// and stays; so does what another host has, whose locks may not be seen here.
 pub fn remove_unfinished(target: impl AsRef<Path>) {
-    let Ok(target) = std::path::absolute(target) else { return };
-    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return };
-    let prefix = [name.as_bytes(), b".", unfinished().as_bytes(), b"-"].concat();
-    // What cannot be read or removed is not in the way of anything: the next name is another.
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let ours = name.as_bytes().strip_prefix(prefix.as_slice()).is_some_and(is_unfinished);
-        // Not what a link of that name leads to, and no pipe, which would be waited for.
-        let Some(kind) = entry.file_type().ok().filter(|kind| ours && (kind.is_dir() || kind.is_file()))
-        else {
-            continue;
-        };
-        let path = entry.path();
+    for (path, kind, _) in unfinished_of(target.as_ref()) {
         // NFS locks a file for one alone only where it is open for writing, as who makes it has it.
         let open = OpenOptions::new().read(kind.is_dir()).write(kind.is_file()).open(&path);
         // It may have gone while it was opened, and the name be that of something living.
@@ -232,9 +220,44 @@ pub fn remove_unfinished(target: impl AsRef<Path>) {
             && flock(&there, FlockOperation::NonBlockingLockExclusive).is_ok()
             && is_called(&there, &path)
         {
-            let _ = if kind.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            remove(&path, kind);
         }
     }
+}
+
+/// Removes what this process has under way of what was to become `target`: it ends, and other threads of it may still write.
+pub fn abandon(target: impl AsRef<Path>) {
+    let own = std::process::id().to_string();
+    // Of a directory to which something is added meanwhile not all goes at once.
+    for _ in 0..ATTEMPTS {
+        let mut left = unfinished_of(target.as_ref()).filter(|(_, _, process)| *process == own).peekable();
+        if left.peek().is_none() {
+            break;
+        }
+        left.for_each(|(path, kind, _)| remove(&path, kind));
+    }
+}
+
+/// What cannot be removed is not in the way of anything: the next name is another.
+fn remove(path: &Path, kind: FileType) {
+    let _ = if kind.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+}
+
+/// What processes of this host have made, or left, of what is to become `target`, and which of them.
+fn unfinished_of(target: &Path) -> impl Iterator<Item = (PathBuf, FileType, String)> {
+    let target = std::path::absolute(target).unwrap_or_default();
+    let there = target.parent().zip(target.file_name()).and_then(|(parent, name)| {
+        let prefix = [name.as_bytes(), b".", unfinished().as_bytes(), b"-"].concat();
+        Some((fs::read_dir(parent).ok()?, prefix))
+    });
+    there.into_iter().flat_map(|(entries, prefix)| {
+        entries.flatten().filter_map(move |entry| {
+            let process = process_of(entry.file_name().as_bytes().strip_prefix(prefix.as_slice())?)?;
+            // Not what a link of that name leads to, and no pipe, which would be waited for.
+            let kind = entry.file_type().ok().filter(|kind| kind.is_dir() || kind.is_file())?;
+            Some((entry.path(), kind, process))
+        })
+    })
 }
 
 /// The kind of names that are cleaned up: this host's own.
@@ -242,11 +265,11 @@ fn unfinished() -> String {
     format!("tmp-{:016x}", digest(uname().nodename().to_bytes().iter().copied()))
 }
 
-/// Whether this is the end of a name that [`first_free`] gives, `PROCESS-ATTEMPT`.
-fn is_unfinished(end: &[u8]) -> bool {
-    let number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
-    let mut parts = end.split(|&b| b == b'-');
-    parts.next().is_some_and(number) && parts.next().is_some_and(number) && parts.next().is_none()
+/// The process that had it, if this is the end of a name that [`first_free`] gives, `PROCESS-ATTEMPT`.
+fn process_of(end: &[u8]) -> Option<String> {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let (process, attempt) = std::str::from_utf8(end).ok()?.split_once('-')?;
+    (number(process) && number(attempt)).then(|| process.to_owned())
 }
 
 /// The first name of this kind beside `target` that `take` gets, and what it got.
@@ -441,6 +464,23 @@ mod tests {
         let other = make();
         assert!(taken(made));
         claim(&name, other).unwrap();
+    }
+
+    #[test]
+    fn what_a_process_has_under_way_goes_with_it() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        // Of another process, locked or not, and of another target.
+        let kept =
+            [format!("f.{}-1-0", unfinished()), format!("g.{}-{}-0", unfinished(), std::process::id())];
+        kept.iter().for_each(|name| fs::write(home.path().join(name), "x").unwrap());
+        let own = NewFile::named(path.clone()).unwrap();
+        let (dir, _lock) = directory(&path).unwrap();
+        fs::write(dir.join("model.safetensors"), "x").unwrap();
+        assert_eq!(names(home.path()).len(), 4);
+        abandon(&path);
+        assert_eq!(names(home.path()), kept);
+        drop(own);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::args::{CheckpointArgs, Precision};
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::human::{self, several};
+use crate::leftovers;
 use crate::out;
 use clap::ValueEnum;
 use collectives::{Float, bf16, f16};
@@ -58,6 +59,8 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         verify(&state, &told, &[Kept::Weights], false).map_err(damaged)?;
     }
     if let Some(save) = &args.save {
+        // It is made beside the directory, not beside a link to it.
+        leftovers::go_with(save.canonicalize().as_deref().unwrap_or(save))?;
         let written = match dtype {
             Precision::Bf16 => export::<bf16>(&weights, save),
             Precision::F16 => export::<f16>(&weights, save),

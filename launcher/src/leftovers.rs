@@ -1,0 +1,33 @@
+//! What a command that runs alone would leave if it is ended midway, where a file has a name before it is whole: over NFS and
+//! Lustre, which have no files without names, and of a directory everywhere.
+
+use crate::failure::{Failure, Result};
+use collectives::bootstrap::spawn;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::{emulate_default_handler, pipe};
+use std::io::Read;
+use std::path::Path;
+use std::thread::Builder;
+
+/// From here on Ctrl-C and its like end this process only after what it has under way of `target` is taken away.
+///
+/// # Errors
+/// The system has no threads or pipes left.
+pub fn go_with(target: &Path) -> Result<()> {
+    let failed = |e| Failure::run(format!("the system lets nobody wait for signals: {e}"));
+    // What a process is started to ignore it is to outlive.
+    for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|&signal| !spawn::ignored(signal)) {
+        let (mut heard, told) = std::io::pipe().map_err(failed)?;
+        pipe::register(signal, told).map_err(failed)?;
+        let target = target.to_owned();
+        let end = move || {
+            if heard.read_exact(&mut [0]).is_ok() {
+                models::abandon(target);
+                // It ends as if nobody had listened.
+                let _ = emulate_default_handler(signal);
+            }
+        };
+        Builder::new().spawn(end).map_err(failed)?;
+    }
+    Ok(())
+}
