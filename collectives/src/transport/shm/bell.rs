@@ -9,42 +9,13 @@
 //! makes all running threads of the registered processes pass one.
 
 use super::layout::Block;
+use super::word::Word;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
-/// An atomic word: the real one, or a model checker's.
-trait Word {
-    fn get(&self, order: Ordering) -> u32;
-    fn set(&self, value: u32, order: Ordering);
-    fn swap(&self, value: u32, order: Ordering) -> u32;
-    fn add(&self, value: u32, order: Ordering);
-}
-
-impl Word for AtomicU32 {
-    #[inline(always)]
-    fn get(&self, order: Ordering) -> u32 {
-        self.load(order)
-    }
-
-    #[inline(always)]
-    fn set(&self, value: u32, order: Ordering) {
-        self.store(value, order);
-    }
-
-    #[inline(always)]
-    fn swap(&self, value: u32, order: Ordering) -> u32 {
-        self.swap(value, order)
-    }
-
-    #[inline(always)]
-    fn add(&self, value: u32, order: Ordering) {
-        self.fetch_add(value, order);
-    }
-}
-
 /// Announces a sleeper, before its fence; it sleeps while the bell stands where this says.
-fn announce<W: Word>(parked: &W, bell: &W) -> u32 {
+fn announce<W: Word<u32>>(parked: &W, bell: &W) -> u32 {
     let epoch = bell.get(Ordering::Acquire);
     parked.set(1, Ordering::Relaxed);
     epoch
@@ -52,13 +23,13 @@ fn announce<W: Word>(parked: &W, bell: &W) -> u32 {
 
 /// Whether anybody has announced itself, after the changer's fence.
 #[inline(always)]
-fn announced<W: Word>(parked: &W) -> bool {
+fn announced<W: Word<u32>>(parked: &W) -> bool {
     parked.get(Ordering::Relaxed) != 0
 }
 
 /// Rings for who has announced itself: whether it was this one of several who ring at once, of whom one does; the others'
 /// changes are visible already.
-fn strike<W: Word>(parked: &W, bell: &W) -> bool {
+fn strike<W: Word<u32>>(parked: &W, bell: &W) -> bool {
     let first = parked.swap(0, Ordering::AcqRel) != 0;
     if first {
         bell.add(1, Ordering::Release);
@@ -161,24 +132,6 @@ mod tests {
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU32;
     use loom::thread;
-
-    impl Word for AtomicU32 {
-        fn get(&self, order: Ordering) -> u32 {
-            self.load(order)
-        }
-
-        fn set(&self, value: u32, order: Ordering) {
-            self.store(value, order);
-        }
-
-        fn swap(&self, value: u32, order: Ordering) -> u32 {
-            self.swap(value, order)
-        }
-
-        fn add(&self, value: u32, order: Ordering) {
-            self.fetch_add(value, order);
-        }
-    }
 
     /// A sleeper that nobody rings announces itself once, however often it sleeps; one that was rung does so again.
     #[test]

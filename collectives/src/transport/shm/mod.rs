@@ -16,6 +16,7 @@ mod requests;
 mod ring;
 mod segments;
 mod slots;
+mod word;
 
 use crate::bootstrap::{Options, Rendezvous};
 use crate::buffer::Memory;

@@ -5,25 +5,8 @@
 //! release, `done = s + 1` in its own word; the owner reuses the slot for `s + depth` only after it has acquired
 //! `done >= s + 1` from every peer, so nothing is overwritten that somebody still reads. Both words only grow.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// An atomic word: the real one, or a model checker's.
-pub(super) trait Word {
-    fn get(&self, order: Ordering) -> u64;
-    fn set(&self, value: u64, order: Ordering);
-}
-
-impl Word for AtomicU64 {
-    #[inline(always)]
-    fn get(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    #[inline(always)]
-    fn set(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-}
+use super::word::Word;
+use std::sync::atomic::Ordering;
 
 /// What a rank publishes for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +18,13 @@ pub(super) struct Description {
 
 /// Whether a reader whose word is `done` has finished call `sequence`.
 #[inline(always)]
-pub(super) fn finished<W: Word>(done: &W, sequence: u64) -> bool {
+pub(super) fn finished<W: Word<u64>>(done: &W, sequence: u64) -> bool {
     done.get(Ordering::Acquire) > sequence
 }
 
 /// Makes the description, and whatever payload was written before, visible to the readers.
 #[inline(always)]
-pub(super) fn publish<W: Word>(slot: [&W; 4], sequence: u64, what: Description) {
+pub(super) fn publish<W: Word<u64>>(slot: [&W; 4], sequence: u64, what: Description) {
     slot[1].set(what.offset, Ordering::Relaxed);
     slot[2].set(what.bytes, Ordering::Relaxed);
     slot[3].set(what.fingerprint, Ordering::Relaxed);
@@ -51,7 +34,7 @@ pub(super) fn publish<W: Word>(slot: [&W; 4], sequence: u64, what: Description) 
 /// What the slot holds for call `sequence`; `Err` with the call it holds instead when it has moved on, which the
 /// protocol rules out.
 #[inline(always)]
-pub(super) fn read<W: Word>(slot: [&W; 4], sequence: u64) -> Result<Option<Description>, u64> {
+pub(super) fn read<W: Word<u64>>(slot: [&W; 4], sequence: u64) -> Result<Option<Description>, u64> {
     let found = slot[0].get(Ordering::Acquire);
     if found <= sequence {
         return Ok(None);
@@ -68,7 +51,7 @@ pub(super) fn read<W: Word>(slot: [&W; 4], sequence: u64) -> Result<Option<Descr
 
 /// Says that all reading of call `sequence` is over.
 #[inline(always)]
-pub(super) fn finish<W: Word>(done: &W, sequence: u64) {
+pub(super) fn finish<W: Word<u64>>(done: &W, sequence: u64) {
     done.set(sequence + 1, Ordering::Release);
 }
 
@@ -79,16 +62,6 @@ mod tests {
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64 as Checked;
     use loom::thread;
-
-    impl Word for Checked {
-        fn get(&self, order: Ordering) -> u64 {
-            self.load(order)
-        }
-
-        fn set(&self, value: u64, order: Ordering) {
-            self.store(value, order);
-        }
-    }
 
     /// One rank's slot (depth 1, so that every call reuses it) with its payload, and its reader's word.
     struct Rank {
