@@ -101,8 +101,7 @@ impl Fingerprint {
     /// What it is of, where it is of a call: a message is that of its sender, to nobody in particular.
     fn call(self) -> Option<Call> {
         let kind = *Kind::ALL.get(((self.0 >> 59) as usize).checked_sub(1)?)?;
-        let dtype = *DTYPES.get((self.0 >> 55 & 0xf) as usize)?;
-        let op = *OPS.get((self.0 >> 52 & 7) as usize)?;
+        let (dtype, op) = (dtype_of(self.0 >> 55 & 0xf)?, op_of(self.0 >> 52 & 7)?);
         let root = (self.0 >> 38 & 0x3fff) as usize;
         let count = (self.0 >> 1) as usize & MAX_COUNT;
         Some(Call { op, root, ..Call::new(kind, dtype, count) })
@@ -174,12 +173,12 @@ impl Coded {
     /// The call that a message of `bytes` between these ranks belongs to; none if there is no such call.
     pub fn fingerprint(what: u8, bytes: usize, from: usize, to: usize) -> Option<Fingerprint> {
         let kinds = [Kind::AllGather, Kind::Broadcast, Kind::Gather, Kind::Scatter, Kind::AllToAll];
-        let (kind, dtype, op) = match usize::from(what) {
-            what @ 0..150 => {
-                let kind = [Kind::ReduceScatter, Kind::AllReduce, Kind::Reduce][what / 50];
-                (kind, DTYPES[what % 50 / 5], OPS[what % 5])
+        let (kind, dtype, op) = match what {
+            0..150 => {
+                let kind = [Kind::ReduceScatter, Kind::AllReduce, Kind::Reduce][usize::from(what / 50)];
+                (kind, dtype_of((what % 50 / 5).into())?, op_of((what % 5).into())?)
             }
-            what @ 150..200 => (kinds[(what - 150) / 10], DTYPES[what % 10], ReduceOp::Sum),
+            150..200 => (kinds[usize::from(what - 150) / 10], dtype_of((what % 10).into())?, ReduceOp::Sum),
             200 => (Kind::Barrier, DType::F32, ReduceOp::Sum),
             _ => return None,
         };
@@ -209,8 +208,7 @@ impl Typed {
 
     /// What the sender of a message of `bytes` with this tag has called, if the tag says it.
     pub fn fingerprint(tag: u64, bytes: usize) -> Option<Fingerprint> {
-        let code = ((tag & Self::MASK) >> Self::SHIFT) as usize;
-        let dtype = *DTYPES.get(code.checked_sub(1)?)?;
+        let dtype = dtype_of(((tag & Self::MASK) >> Self::SHIFT).checked_sub(1)?)?;
         Some(Fingerprint::of(&Call::new(Kind::Send, dtype, bytes / dtype.size())))
     }
 }
@@ -231,21 +229,13 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// In the order of their discriminants, which is not that of [`DType::ALL`] and [`ReduceOp::ALL`].
-const DTYPES: [DType; 10] = [
-    DType::F32,
-    DType::F64,
-    DType::F16,
-    DType::Bf16,
-    DType::I32,
-    DType::I64,
-    DType::U32,
-    DType::U64,
-    DType::I8,
-    DType::U8,
-];
-const OPS: [ReduceOp; 5] =
-    [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
+fn dtype_of(code: u64) -> Option<DType> {
+    DType::ALL.into_iter().find(|&dtype| dtype as u64 == code)
+}
+
+fn op_of(code: u64) -> Option<ReduceOp> {
+    ReduceOp::ALL.into_iter().find(|&op| op as u64 == code)
+}
 
 #[cfg(test)]
 mod tests {
@@ -280,8 +270,8 @@ mod tests {
     fn a_coded_message_says_what_its_fingerprint_would() {
         let mut seen = std::collections::HashMap::new();
         for kind in Kind::ALL {
-            for dtype in DTYPES {
-                for op in OPS {
+            for dtype in DType::ALL {
+                for op in ReduceOp::ALL {
                     for count in [0, 1, 2, 1000, 1 << 30] {
                         let root = match kind {
                             Kind::Broadcast | Kind::Scatter => 3,
@@ -312,10 +302,8 @@ mod tests {
     fn fingerprints_tell_calls_apart_and_name_them() {
         let mut seen = std::collections::HashMap::new();
         for kind in Kind::ALL {
-            for (d, &dtype) in DTYPES.iter().enumerate() {
-                assert_eq!(dtype as usize, d);
-                for (o, &op) in OPS.iter().enumerate() {
-                    assert_eq!(op as usize, o);
+            for dtype in DType::ALL {
+                for op in ReduceOp::ALL {
                     for count in [0, 1, MAX_COUNT] {
                         for root in [0, MAX_SIZE - 1] {
                             let call = Call { op, root, ..Call::new(kind, dtype, count) };

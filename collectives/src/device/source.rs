@@ -2,6 +2,7 @@
 
 use super::compile::Machine;
 use crate::element::DType;
+use crate::reduce::accumulator;
 use std::fmt;
 
 /// A file of kernels with everything that it includes.
@@ -88,13 +89,9 @@ impl Module {
 
     /// Its macros, as a compiler's options.
     pub fn macros(&self) -> Vec<String> {
-        let accumulator = match self.element {
-            DType::F16 | DType::Bf16 => DType::F32,
-            other => other,
-        };
         let mut macros = vec![
             format!("-DELEMENT={}", c_type(self.element)),
-            format!("-DACCUMULATOR={}", c_type(accumulator)),
+            format!("-DACCUMULATOR={}", c_type(accumulator(self.element))),
         ];
         if self.head > 0 {
             macros.push(format!("-DHEAD={}", self.head));
