@@ -18,6 +18,32 @@ fn part(left: usize, state: &State, env: &Env<'_>) -> usize {
     left.min(env.quantum).min(if state.awaits_messages() { BETWEEN_LOOKS } else { usize::MAX })
 }
 
+impl Env<'_> {
+    /// Does `work` on so many bytes, and counts them.
+    #[inline(always)]
+    fn timed(&mut self, bytes: usize, work: impl FnOnce(&mut Self)) {
+        let start = (bytes >= TIMED).then(Instant::now);
+        work(self);
+        if let Some(start) = start {
+            self.stats.work_seconds += start.elapsed().as_secs_f64();
+        }
+        self.worked += bytes;
+    }
+}
+
+impl State {
+    /// Another `part` of a step is done; whether that is the `whole` of it.
+    #[inline(always)]
+    fn advance(&mut self, part: usize, whole: usize) -> bool {
+        self.part += part;
+        let done = self.part == whole;
+        if done {
+            self.part = 0;
+        }
+        done
+    }
+}
+
 /// Copies what is left of a step, or as much as the quantum allows; true when all is copied.
 pub(super) fn copy(
     schedule: &Schedule,
@@ -30,9 +56,8 @@ pub(super) fn copy(
         return false;
     }
     let part = part(to.bytes - state.part, state, env);
-    let start = (part >= TIMED).then(Instant::now);
     // SAFETY: both ranges are inside their memory (see `State::read`), and schedules never copy onto themselves.
-    unsafe {
+    env.timed(part, |env| unsafe {
         let (src, dst) = (src.add(state.part), dst.add(state.part));
         if env.past.takes(schedule, to.space) {
             stream::copy(src, dst, part);
@@ -40,17 +65,8 @@ pub(super) fn copy(
         } else {
             std::ptr::copy_nonoverlapping(src, dst, part);
         }
-    }
-    if let Some(start) = start {
-        env.stats.work_seconds += start.elapsed().as_secs_f64();
-    }
-    env.worked += part;
-    state.part += part;
-    let done = state.part == to.bytes;
-    if done {
-        state.part = 0;
-    }
-    done
+    });
+    state.advance(part, to.bytes)
 }
 
 /// Reduces what is left of a step, or as much as the quantum allows; true when all is reduced. Fails with the operand of
@@ -73,27 +89,17 @@ pub(super) fn reduce(
     // A shift: a division takes as long as a short reduction.
     let part = (part((count - state.part) * element, state, env) >> element.trailing_zeros()).max(1);
     state.locate(operands, (count * element, state.part * element), env.pointers)?;
-    let start = (part * element >= TIMED).then(Instant::now);
     // SAFETY: one operand per rank, each with `count` elements from its place on, all at multiples of their
     // size; the output is disjoint from them or, in place, this rank's operand itself.
-    unsafe {
+    env.timed(part * element, |env| unsafe {
         let out = out.add(state.part * out_size);
         if stream && !env.pointers.contains(&out.cast_const()) {
             streamed(kernel, env.pointers, (out, out_size), part, element);
         } else {
             kernel(env.pointers, out, part);
         }
-    }
-    if let Some(start) = start {
-        env.stats.work_seconds += start.elapsed().as_secs_f64();
-    }
-    env.worked += part * element;
-    state.part += part;
-    let done = state.part == count;
-    if done {
-        state.part = 0;
-    }
-    Ok(done)
+    });
+    Ok(state.advance(part, count))
 }
 
 /// Reduces tile by tile and writes the tiles past the caches; moves `inputs` on meanwhile.
@@ -148,14 +154,10 @@ pub(super) fn join(
         // Nodes are joined by messages.
         Operand::Peer(_) => unreachable!("a stage reads what has come to this rank"),
     }));
-    let bytes = count * staged.in_size(stage);
-    let start = (bytes >= TIMED).then(Instant::now);
     // SAFETY: the schedule gives operands and output of `count` elements of the stage's types, in memory that is this
     // call's and has arrived, at multiples of their size; the output is disjoint from them.
-    unsafe { staged.run(stage, env.pointers, state.write(out), count) };
-    if let Some(start) = start {
-        env.stats.work_seconds += start.elapsed().as_secs_f64();
-    }
-    env.worked += bytes;
+    env.timed(count * staged.in_size(stage), |env| unsafe {
+        staged.run(stage, env.pointers, state.write(out), count);
+    });
     true
 }
