@@ -38,6 +38,7 @@
 pub mod bootstrap;
 mod bucket;
 mod buffer;
+mod cgroup;
 mod communicator;
 pub mod device;
 mod digest;
@@ -52,6 +53,7 @@ mod pages;
 #[doc(hidden)]
 pub mod parallel;
 mod pending;
+mod process;
 pub mod reduce;
 pub mod schedule;
 pub mod simd;

@@ -1,9 +1,11 @@
 //! How many processors the ranks of a host have between them.
 
 use super::{Identity, Launcher, hosts};
+use crate::cgroup::{self, Version};
+use crate::process::Stat;
 use rustix::process::{Pid, getppid};
 use rustix::thread::sched_getaffinity;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Processors that this process may use, by its binding and its cgroup's quota.
@@ -35,37 +37,22 @@ fn within(processors: usize, quota: Option<f64>) -> usize {
 
 /// Processors' worth of time that the cgroups around this process leave it, where they limit it.
 pub fn cpu_quota() -> Option<f64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    quota_below(Path::new("/sys/fs/cgroup"), &groups)
+    least(limits(cgroup::around("cpu")))
 }
 
-/// The same of a process in `groups`, whose limits lie below `root`: of both versions of cgroups, which a system may have
-/// side by side.
-fn quota_below(root: &Path, groups: &str) -> Option<f64> {
-    least(groups.lines().flat_map(|group| limits(root, group)))
-}
-
-/// The limits of a group and of those around it, as `cpu.max` has them. A group is such as `0::/job/step`, or
-/// `4:cpuacct,cpu:/job` in the first version, where the tree has the controller's name, by a link if there are two.
-fn limits(root: &Path, group: &str) -> Vec<String> {
-    let parts: Vec<&str> = group.splitn(3, ':').collect();
-    let [_, controllers, own] = parts[..] else { return Vec::new() };
-    let (tree, of_first) = match controllers {
-        "" => (root.to_owned(), false),
-        _ if controllers.split(',').any(|controller| controller == "cpu") => (root.join("cpu"), true),
-        _ => return Vec::new(),
-    };
-    let read = |group: &Path, name| std::fs::read_to_string(group.join(name)).ok();
-    let limit = |group: &Path| match of_first {
-        false => read(group, "cpu.max"),
-        // Where there is no quota it is -1.
-        true => {
-            let (quota, period) = (read(group, "cpu.cfs_quota_us")?, read(group, "cpu.cfs_period_us")?);
-            Some(format!("{} {}", quota.trim(), period.trim()))
+/// The limits of groups, as `cpu.max` has them.
+fn limits(groups: Vec<(PathBuf, Version)>) -> impl Iterator<Item = String> {
+    groups.into_iter().filter_map(|(group, version)| {
+        let read = |name| std::fs::read_to_string(group.join(name)).ok();
+        match version {
+            Version::Second => read("cpu.max"),
+            // Where there is no quota it is -1.
+            Version::First => {
+                let (quota, period) = (read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?);
+                Some(format!("{} {}", quota.trim(), period.trim()))
+            }
         }
-    };
-    let own = tree.join(own.trim_start_matches('/'));
-    own.ancestors().take_while(|group| group.starts_with(&tree)).filter_map(limit).collect()
+    })
 }
 
 /// The least of these limits, each a quota of time in a period.
@@ -119,18 +106,15 @@ fn walk(from: Option<Pid>, about: impl Fn(Pid) -> About) -> impl Iterator<Item =
 
 /// The name of the process with this number, if it can be seen from here.
 pub(super) fn name_of(pid: u32) -> Option<String> {
-    about(Pid::from_raw(pid as i32)?).map(|(name, _)| name)
+    Stat::of(pid).map(|stat| stat.name)
 }
 
 /// Name and parent of a process that can be seen.
 type About = Option<(String, Option<Pid>)>;
 
 fn about(pid: Pid) -> About {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in parentheses and may have some itself.
-    let (before, after) = stat.rsplit_once(')')?;
-    let parent = after.split_whitespace().nth(1)?.parse().ok()?;
-    Some((before.split_once('(')?.1.to_owned(), Pid::from_raw(parent)))
+    let stat = Stat::of(pid.as_raw_nonzero().get() as u32)?;
+    Some((stat.name, stat.parent))
 }
 
 #[cfg(test)]
@@ -174,7 +158,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        let of = |groups: &str| quota_below(root.path(), groups);
+        let of = |groups: &str| least(limits(cgroup::below(root.path(), groups, "cpu")));
         limit("job/step/cpu.max", "max 100000\n");
         limit("job/cpu.max", "300000 100000\n");
         assert_eq!(of("0::/job/step\n"), Some(3.0));

@@ -4,6 +4,7 @@ use super::segments::Segments;
 use crate::bootstrap::{Ending, boot_and_space};
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use crate::process::Stat;
 use crate::transport::blame;
 use crate::transport::processes::Processes;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -67,11 +68,7 @@ fn numbering() -> String {
 
 /// The start time of a process that runs; None when it has ended, also when nobody has reaped it yet.
 fn start_time(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; fields are counted from behind it.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    (!matches!(state, "Z" | "X" | "x")).then(|| fields.nth(18).map(str::to_owned))?
+    Stat::of(pid).filter(|stat| !stat.ended).map(|stat| stat.start)
 }
 
 /// The looks of one transport at its peers.
