@@ -1,12 +1,11 @@
 //! Every rank's shard ends on every rank.
 
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step, bruck, hierarchical};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
-    let (rank, size, shard) = (b.group.rank, b.group.size, b.call.bytes());
+    let (rank, shard) = (b.group.rank, b.call.bytes());
     let parts = b.blocks();
     let own = if b.call.in_place { rank * shard } else { 0 };
     let own = Span::send(own, shard);
@@ -15,14 +14,8 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::Local => b.copy(own, place),
         Algorithm::DirectRead => direct(b, own, &parts, |b| b.copy(own, place)),
         Algorithm::Bruck => bruck::all_gather(b, own, place),
-        Algorithm::Hierarchical => {
-            let mut m = Messages::new(size);
-            hierarchical::all_gather(b, &mut m, own, &parts, 0, |b| b.copy(own, place));
-        }
-        _ => {
-            let mut m = Messages::new(size);
-            pairwise(b, &mut m, own, &parts, 0, |b| b.copy(own, place));
-        }
+        Algorithm::Hierarchical => hierarchical::all_gather(b, own, &parts, 0, |b| b.copy(own, place)),
+        _ => pairwise(b, own, &parts, 0, |b| b.copy(own, place)),
     }
 }
 
@@ -46,18 +39,17 @@ pub(super) fn direct(b: &mut Build, own: Span, parts: &[Range<usize>], meanwhile
 /// Each pair of ranks exchanges its parts; the messages are of `group`.
 pub(super) fn pairwise(
     b: &mut Build,
-    m: &mut Messages,
     own: Span,
     parts: &[Range<usize>],
     group: usize,
     meanwhile: impl FnOnce(&mut Build),
 ) {
     for from in b.others().rev() {
-        b.recv(m, from, Span::recv(parts[from].start, parts[from].len()), group);
+        b.recv(from, Span::recv(parts[from].start, parts[from].len()), group);
     }
     for to in b.others() {
-        b.send(m, to, own, group);
+        b.send(to, own, group);
     }
     meanwhile(b);
-    b.wait(m, group);
+    b.wait(group);
 }

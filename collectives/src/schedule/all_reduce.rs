@@ -2,7 +2,6 @@
 
 use super::contributions::Contributions;
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{
     Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, bruck, hierarchical, reduce_scatter,
     tuner,
@@ -25,19 +24,17 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::Bruck => bruck::all_reduce(b),
         Algorithm::HierarchicalExchange => hierarchical::exchange(b, &(0..size).collect::<Vec<usize>>()),
         Algorithm::Hierarchical => {
-            let mut m = Messages::new(size);
             match tuner::sums_pay(&b.group, b.call.dtype) {
-                true => hierarchical::reduce_scatter(b, &mut m, &parts, own),
-                false => reduce_scatter::pairwise(b, &mut m, &parts, own),
+                true => hierarchical::reduce_scatter(b, &parts, own),
+                false => reduce_scatter::pairwise(b, &parts, own),
             }
             // Groups of messages that neither of the two has used.
-            hierarchical::all_gather(b, &mut m, own, &parts, usize::MAX / 2, |_| ());
+            hierarchical::all_gather(b, own, &parts, usize::MAX / 2, |_| ());
         }
         _ => {
-            let mut m = Messages::new(size);
-            reduce_scatter::pairwise(b, &mut m, &parts, own);
+            reduce_scatter::pairwise(b, &parts, own);
             // Receives of the second phase overwrite an in-place input, which by then has been sent.
-            all_gather::pairwise(b, &mut m, own, &parts, usize::MAX, |_| ());
+            all_gather::pairwise(b, own, &parts, usize::MAX, |_| ());
         }
     }
 }
@@ -67,15 +64,14 @@ fn read_all(b: &mut Build) {
 
 /// Everybody sends the whole input to everybody.
 fn exchange_all(b: &mut Build) {
-    let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
-    let mut m = Messages::new(size);
+    let (rank, bytes) = (b.group.rank, b.call.bytes());
     let mut contributions = Contributions::new(b);
     for from in b.others().rev() {
-        contributions.recv(b, &mut m, from, bytes, 0, Span::recv(0, bytes));
+        contributions.recv(b, from, bytes, 0, Span::recv(0, bytes));
     }
     for to in b.others() {
-        b.send(&mut m, to, Span::send(0, bytes), 0);
+        b.send(to, Span::send(0, bytes), 0);
     }
-    b.wait(&mut m, 0);
+    b.wait(0);
     b.reduce(contributions.of(rank, 0, 0), Span::recv(0, bytes), b.call.count);
 }

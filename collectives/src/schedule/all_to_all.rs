@@ -1,7 +1,6 @@
 //! Block r of every rank ends on rank r.
 
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step, hierarchical, piece};
 
 pub(super) fn build(b: &mut Build) {
@@ -31,30 +30,29 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::Hierarchical => hierarchical::all_to_all(b, own, place),
         _ if b.call.in_place => pairwise_in_place(b),
         _ => {
-            let mut m = Messages::new(size);
             let (per_round, rounds) = pieces(b);
             let blocks = b.blocks();
             let cut = |peer: usize, k: usize| piece(&blocks[peer], k, per_round);
-            let post = |b: &mut Build, m: &mut Messages, k: usize| {
+            let post = |b: &mut Build, k: usize| {
                 for from in b.others().rev() {
                     let range = cut(from, k);
-                    b.recv(m, from, Span::recv(range.start, range.len()), k);
+                    b.recv(from, Span::recv(range.start, range.len()), k);
                 }
                 for to in b.others() {
                     let range = cut(to, k);
-                    b.send(m, to, Span::send(range.start, range.len()), k);
+                    b.send(to, Span::send(range.start, range.len()), k);
                 }
             };
             // Two rounds are under way at once: many ranks in many rounds would have more messages than libraries take well.
-            post(b, &mut m, 0);
+            post(b, 0);
             for k in 0..rounds {
                 if k + 1 < rounds {
-                    post(b, &mut m, k + 1);
+                    post(b, k + 1);
                 }
                 if k == 0 {
                     b.copy(own, place);
                 }
-                b.wait(&mut m, k);
+                b.wait(k);
             }
         }
     }
@@ -68,7 +66,6 @@ fn pieces(b: &Build) -> (usize, usize) {
 /// A block that arrives replaces the one that goes to the same rank, so each round lands in scratch first.
 fn pairwise_in_place(b: &mut Build) {
     let size = b.group.size;
-    let mut m = Messages::new(size);
     let (per_round, rounds) = pieces(b);
     let blocks = b.blocks();
     let cut = |peer: usize, k: usize| piece(&blocks[peer], k, per_round);
@@ -77,13 +74,13 @@ fn pairwise_in_place(b: &mut Build) {
         let mut arrived = vec![Span::scratch(0, 0); size];
         for from in b.others().rev() {
             let bytes = cut(from, k).len();
-            arrived[from] = b.recv_scratch(&mut m, from, bytes, k, &mut windows[from]);
+            arrived[from] = b.recv_scratch(from, bytes, k, &mut windows[from]);
         }
         for to in b.others() {
             let range = cut(to, k);
-            b.send(&mut m, to, Span::send(range.start, range.len()), k);
+            b.send(to, Span::send(range.start, range.len()), k);
         }
-        b.wait(&mut m, k);
+        b.wait(k);
         for from in b.others() {
             let range = cut(from, k);
             if !range.is_empty() {

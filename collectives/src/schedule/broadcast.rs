@@ -2,7 +2,6 @@
 
 use super::exposure::Part;
 use super::hierarchical::View;
-use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step, Tuning, piece};
 
 pub(super) fn build(b: &mut Build) {
@@ -149,25 +148,24 @@ fn pass_on(b: &mut Build, At { parent, children }: At, between: usize) {
     // Nobody passes pieces on between two.
     let (per_round, rounds) = if size == 2 { (bytes, 1) } else { pieces(&b.group.tuning, between, bytes) };
     let cut = |k: usize| piece(&(0..bytes), k, per_round);
-    let mut m = Messages::new(size);
     if let Some(parent) = parent {
         for k in 0..rounds {
             let range = cut(k);
-            b.recv(&mut m, parent, Span::recv(range.start, range.len()), k);
+            b.recv(parent, Span::recv(range.start, range.len()), k);
         }
     }
     for k in 0..rounds {
         if parent.is_some() {
-            b.wait(&mut m, k);
+            b.wait(k);
         }
         for &child in &children {
             let range = cut(k);
             // At the root, input and output are one buffer.
-            b.send(&mut m, child, Span::recv(range.start, range.len()), rounds);
+            b.send(child, Span::recv(range.start, range.len()), rounds);
         }
     }
     if !children.is_empty() {
-        b.wait(&mut m, rounds);
+        b.wait(rounds);
     }
 }
 

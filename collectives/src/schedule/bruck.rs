@@ -3,7 +3,6 @@
 //!
 //! Every pair of ranks would exchange as many bytes, but in n - 1 messages a rank instead of log2(n).
 
-use super::messages::Messages;
 use super::{Build, Operand, Space, Span};
 
 /// Every rank's shard ends on every rank.
@@ -33,15 +32,14 @@ fn spread(b: &mut Build, all: Span) {
         let first = all.slice(from * block, before * block);
         [first, all.slice(0, (count - before) * block)].into_iter().filter(|piece| piece.bytes > 0).collect()
     };
-    let mut m = Messages::new(size);
     let (mut have, mut step) = (1, 0);
     while have < size {
         let (count, after) = (have.min(size - have), (rank + have) % size);
         let given: Vec<Span> = blocks(rank, count);
         let got: Vec<Span> = blocks(after, count);
-        b.send_all(&mut m, (rank + size - have) % size, &given, step);
-        b.recv_all(&mut m, after, &got, step);
-        b.wait(&mut m, step);
+        b.send_all((rank + size - have) % size, &given, step);
+        b.recv_all(after, &got, step);
+        b.wait(step);
         have += count;
         step += 1;
     }

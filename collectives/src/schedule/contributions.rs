@@ -1,6 +1,5 @@
 //! Where peers' contributions to a reduction arrive.
 
-use super::messages::Messages;
 use super::{Build, Operand, Space, Span};
 
 /// One round of contributions is reduced while the next arrives, so there is memory for two.
@@ -29,14 +28,14 @@ impl Contributions {
 
     /// Posts the receive of `bytes` from `from` in round `k`, whose result goes to `out`. Rounds get no longer, so the first
     /// one's memory serves all.
-    pub fn recv(&mut self, b: &mut Build, m: &mut Messages, from: usize, bytes: usize, k: usize, out: Span) {
+    pub fn recv(&mut self, b: &mut Build, from: usize, bytes: usize, k: usize, out: Span) {
         let mut landing = Some(out);
         let window = match self.lands && self.landed != Some(k) {
             true => &mut landing,
             false => &mut self.windows[k % 2][from],
         };
         self.landed = Some(k);
-        self.arrived[k % 2][from] = b.recv_scratch(m, from, bytes, k, window);
+        self.arrived[k % 2][from] = b.recv_scratch(from, bytes, k, window);
     }
 
     /// What each rank contributes to round `k`: this one its input from `own` on.

@@ -1,11 +1,10 @@
 //! Every rank's block ends on the root.
 
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
 
 pub(super) fn build(b: &mut Build) {
-    let (rank, size, root, block) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
+    let (rank, root, block) = (b.group.rank, b.call.root, b.call.bytes());
     let at_root = rank == root;
     // In place, the root's own block is where it belongs.
     let own = if b.call.in_place && at_root { rank * block } else { 0 };
@@ -38,15 +37,14 @@ pub(super) fn build(b: &mut Build) {
         }
         Algorithm::Hierarchical => hierarchical::gather(b, own, place),
         _ => {
-            let mut m = Messages::new(size);
             if at_root {
                 for from in b.others() {
-                    b.recv(&mut m, from, Span::recv(from * block, block), 0);
+                    b.recv(from, Span::recv(from * block, block), 0);
                 }
             } else {
-                b.send(&mut m, root, own, 0);
+                b.send(root, own, 0);
             }
-            b.wait(&mut m, 0);
+            b.wait(0);
             if at_root {
                 // Last, because it needs nobody, while the others may wait for this rank to take what they sent.
                 b.copy(own, place);

@@ -1,7 +1,7 @@
 //! Posting messages so that the first one between two ranks in a call carries the call's fingerprint, or so that the
 //! transport tells by a message's tag and length which call it belongs to.
 
-use super::{Algorithm, Build, Span, Step};
+use super::{Algorithm, Build, Kind, Span, Step};
 use crate::transport::Tells;
 use crate::watch::{Coded, Typed};
 use std::collections::HashMap;
@@ -50,11 +50,13 @@ impl Messages {
     pub fn new(size: usize) -> Self {
         Messages { sent: vec![0; size], received: vec![0; size], after: Vec::new() }
     }
+}
 
-    /// Another step to take once a group is through.
-    pub fn then(&mut self, group: usize, step: Step) {
-        self.after.push((group, step));
-    }
+/// The next slot of a pair. A user's message has one tag for all its parts, which arrive in order.
+fn next_slot(kind: Kind, posted: &mut usize) -> usize {
+    let slot = if kind.is_message() { 0 } else { *posted };
+    *posted += 1;
+    slot
 }
 
 impl Build {
@@ -63,13 +65,6 @@ impl Build {
         let payload = self.schedule.scratch.next_multiple_of(64) + 64;
         self.schedule.scratch = payload + bytes;
         (payload - HEADER, Span::scratch(payload, bytes))
-    }
-
-    /// The next slot of a pair. A user's message has one tag for all its parts, which arrive in order.
-    fn slot(&self, counter: &mut usize) -> usize {
-        let slot = if self.call.kind.is_message() { 0 } else { *counter };
-        *counter += 1;
-        slot
     }
 
     /// The slot of a message of `bytes` that carries all of the call between two ranks, where the transport tells calls
@@ -97,33 +92,33 @@ impl Build {
 
     /// Posts `span` to `to`. Both sides decide alike, from the length, whether the fingerprint comes in the same
     /// message or in one before.
-    pub(super) fn send(&mut self, m: &mut Messages, to: usize, span: Span, group: usize) {
-        if m.sent[to] == 0 {
+    pub(super) fn send(&mut self, to: usize, span: Span, group: usize) {
+        if self.messages.sent[to] == 0 {
             if let Some(slot) = self.coded(span.bytes) {
-                m.sent[to] += 1;
+                self.messages.sent[to] += 1;
                 return self.push(Step::Send { to, slot, group, span });
             }
             let together = span.bytes <= self.group.tuning.frame;
             let payload = if together { span } else { Span { bytes: 0, ..span } };
             let (at, room) = self.frame(payload.bytes);
             self.push(Step::Frame { at, payload });
-            let slot = self.slot(&mut m.sent[to]);
+            let slot = next_slot(self.call.kind, &mut self.messages.sent[to]);
             self.push(Step::Send { to, slot, group, span: Span::scratch(at, HEADER + room.bytes) });
             if together {
                 return;
             }
         }
         if span.bytes > 0 {
-            let slot = self.slot(&mut m.sent[to]);
+            let slot = next_slot(self.call.kind, &mut self.messages.sent[to]);
             self.push(Step::Send { to, slot, group, span });
         }
     }
 
     /// Posts the receive of `span` from `from`.
-    pub(super) fn recv(&mut self, m: &mut Messages, from: usize, span: Span, group: usize) {
-        let arrived = self.recv_scratch(m, from, span.bytes, group, &mut Some(span));
+    pub(super) fn recv(&mut self, from: usize, span: Span, group: usize) {
+        let arrived = self.recv_scratch(from, span.bytes, group, &mut Some(span));
         if arrived != span && span.bytes > 0 {
-            m.then(group, Step::Copy { from: arrived, to: span });
+            self.then(group, Step::Copy { from: arrived, to: span });
         }
     }
 
@@ -131,22 +126,21 @@ impl Build {
     /// them, or else in `window`, which is scratch made for the purpose unless it is given.
     pub(super) fn recv_scratch(
         &mut self,
-        m: &mut Messages,
         from: usize,
         bytes: usize,
         group: usize,
         window: &mut Option<Span>,
     ) -> Span {
-        if m.received[from] == 0 {
+        if self.messages.received[from] == 0 {
             if let Some(slot) = self.coded(bytes) {
-                m.received[from] += 1;
+                self.messages.received[from] += 1;
                 let span = window.get_or_insert_with(|| self.scratch(bytes)).slice(0, bytes);
                 self.push(Step::Recv { from, slot, group, span });
                 return span;
             }
             let together = bytes <= self.group.tuning.frame;
             let (at, room) = self.frame(if together { bytes } else { 0 });
-            let slot = self.slot(&mut m.received[from]);
+            let slot = next_slot(self.call.kind, &mut self.messages.received[from]);
             self.push(Step::Recv { from, slot, group, span: Span::scratch(at, HEADER + room.bytes) });
             if together {
                 return room;
@@ -155,16 +149,21 @@ impl Build {
         let window = *window.get_or_insert_with(|| self.scratch(bytes));
         let span = window.slice(0, bytes);
         if bytes > 0 {
-            let slot = self.slot(&mut m.received[from]);
+            let slot = next_slot(self.call.kind, &mut self.messages.received[from]);
             self.push(Step::Recv { from, slot, group, span });
         }
         span
     }
 
+    /// Another step to take once a group is through.
+    pub(super) fn then(&mut self, group: usize, step: Step) {
+        self.messages.after.push((group, step));
+    }
+
     /// Waits for all messages of `group` and moves framed payloads to their places.
-    pub(super) fn wait(&mut self, m: &mut Messages, group: usize) {
+    pub(super) fn wait(&mut self, group: usize) {
         self.push(Step::Wait { group });
-        let now: Vec<(usize, Step)> = m.after.extract_if(.., |(g, _)| *g == group).collect();
+        let now: Vec<(usize, Step)> = self.messages.after.extract_if(.., |(g, _)| *g == group).collect();
         now.into_iter().for_each(|(_, step)| self.push(step));
     }
 }

@@ -39,6 +39,7 @@ use crate::watch::Fingerprint;
 pub use algorithm::Algorithm;
 pub(crate) use cache::Cache;
 pub use call::{Call, Kind, part};
+use messages::Messages;
 use std::ops::Range;
 use std::sync::Arc;
 pub use step::{Operand, Peers, Remote, Space, Span, Step};
@@ -118,8 +119,13 @@ impl Schedule {
     /// The schedule of this rank for `call`, by the tuner's choice or by `forced`.
     pub fn new(call: Call, group: &Group, local: Local, forced: Option<Algorithm>) -> Schedule {
         let choice = choose(&call, group, forced);
-        let mut build =
-            Build { call, group: group.clone(), local, schedule: Schedule::empty(call, group, choice) };
+        let mut build = Build {
+            call,
+            group: group.clone(),
+            local,
+            messages: Messages::new(group.size),
+            schedule: Schedule::empty(call, group, choice),
+        };
         match call.kind {
             Kind::ReduceScatter => reduce_scatter::build(&mut build),
             Kind::AllGather => all_gather::build(&mut build),
@@ -182,6 +188,7 @@ struct Build {
     call: Call,
     group: Group,
     local: Local,
+    messages: Messages,
     schedule: Schedule,
 }
 

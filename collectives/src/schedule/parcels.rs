@@ -1,6 +1,5 @@
 //! Several pieces of memory in one message.
 
-use super::messages::Messages;
 use super::{Build, Span, Step};
 
 /// The pieces as one, if each starts where the one before it ends.
@@ -42,19 +41,19 @@ impl Build {
     }
 
     /// Posts the pieces as one message to `to`, from where they are if they lie together.
-    pub(super) fn send_all(&mut self, m: &mut Messages, to: usize, pieces: &[Span], group: usize) {
+    pub(super) fn send_all(&mut self, to: usize, pieces: &[Span], group: usize) {
         let span = self.together(pieces);
-        self.send(m, to, span, group);
+        self.send(to, span, group);
     }
 
     /// Posts the receive of one message from `from` that fills the pieces, which it does at once if they lie together.
-    pub(super) fn recv_all(&mut self, m: &mut Messages, from: usize, pieces: &[Span], group: usize) {
+    pub(super) fn recv_all(&mut self, from: usize, pieces: &[Span], group: usize) {
         match joined(pieces) {
-            Some(span) => self.recv(m, from, span, group),
+            Some(span) => self.recv(from, span, group),
             None => {
-                let arrived = self.recv_scratch(m, from, total(pieces), group, &mut None);
+                let arrived = self.recv_scratch(from, total(pieces), group, &mut None);
                 for (to, from) in places(pieces, arrived) {
-                    m.then(group, Step::Copy { from, to });
+                    self.then(group, Step::Copy { from, to });
                 }
             }
         }

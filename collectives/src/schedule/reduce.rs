@@ -2,7 +2,6 @@
 
 use super::contributions::Contributions;
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece, reduce_scatter};
 
 pub(super) fn build(b: &mut Build) {
@@ -37,17 +36,16 @@ fn direct(b: &mut Build) {
 
 /// Everybody sends its input to the root, in rounds; the root reduces one while the next arrives.
 fn linear(b: &mut Build) {
-    let (rank, size, root, bytes) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
+    let (rank, root, bytes) = (b.group.rank, b.call.root, b.call.bytes());
     let element = b.call.dtype.size();
     let (per_round, rounds) = b.group.tuning.cut_for_root(&b.group, bytes);
     let cut = |k: usize| piece(&(0..bytes), k, per_round);
-    let mut m = Messages::new(size);
     if rank != root {
         for k in 0..rounds {
             let range = cut(k);
-            b.send(&mut m, root, Span::send(range.start, range.len()), 0);
+            b.send(root, Span::send(range.start, range.len()), 0);
         }
-        return b.wait(&mut m, 0);
+        return b.wait(0);
     }
     let mut contributions = Contributions::new(b);
     for k in 0..=rounds {
@@ -55,12 +53,12 @@ fn linear(b: &mut Build) {
             let range = cut(k);
             for from in b.others() {
                 let out = Span::recv(range.start, range.len());
-                contributions.recv(b, &mut m, from, range.len(), k, out);
+                contributions.recv(b, from, range.len(), k, out);
             }
         }
         if k > 0 {
             let range = cut(k - 1);
-            b.wait(&mut m, k - 1);
+            b.wait(k - 1);
             let operand = contributions.of(rank, range.start, k - 1);
             b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
         }
@@ -69,24 +67,23 @@ fn linear(b: &mut Build) {
 
 /// Each rank reduces its part, then sends it to the root.
 fn scatter_gather(b: &mut Build) {
-    let (rank, size, root) = (b.group.rank, b.group.size, b.call.root);
+    let (rank, root) = (b.group.rank, b.call.root);
     let parts = b.parts();
-    let mut m = Messages::new(size);
     let own = match rank == root {
         true => Span::recv(parts[rank].start, parts[rank].len()),
         false => b.scratch(parts[rank].len()),
     };
     match b.algorithm() {
-        Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &mut m, &parts, own),
-        _ => reduce_scatter::pairwise(b, &mut m, &parts, own),
+        Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &parts, own),
+        _ => reduce_scatter::pairwise(b, &parts, own),
     }
     let group = usize::MAX;
     if rank == root {
         for from in b.others() {
-            b.recv(&mut m, from, Span::recv(parts[from].start, parts[from].len()), group);
+            b.recv(from, Span::recv(parts[from].start, parts[from].len()), group);
         }
     } else {
-        b.send(&mut m, root, own, group);
+        b.send(root, own, group);
     }
-    b.wait(&mut m, group);
+    b.wait(group);
 }

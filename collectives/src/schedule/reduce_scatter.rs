@@ -2,12 +2,11 @@
 
 use super::contributions::Contributions;
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
-    let (rank, size, shard) = (b.group.rank, b.group.size, b.call.bytes());
+    let (rank, shard) = (b.group.rank, b.call.bytes());
     let own = rank * shard;
     let out = if b.call.in_place { own } else { 0 };
     let out = Span::recv(out, out_bytes(b, shard));
@@ -16,8 +15,8 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::Local if out_is_input(b) => b.copy(Span::send(0, shard), out),
         Algorithm::Local => b.reduce(|_| Operand::Own(Space::Send, 0), out, b.call.count),
         Algorithm::DirectRead => direct(b, &shards, out.offset, true),
-        Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &mut Messages::new(size), &shards, out),
-        _ => pairwise(b, &mut Messages::new(size), &shards, out),
+        Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &shards, out),
+        _ => pairwise(b, &shards, out),
     }
 }
 
@@ -53,7 +52,7 @@ pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: usize, release:
 
 /// Each pair of ranks exchanges its contributions in rounds; while one round is under way, the one before is
 /// reduced to `out`. `parts` are byte ranges of the input.
-pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], out: Span) {
+pub(super) fn pairwise(b: &mut Build, parts: &[Range<usize>], out: Span) {
     let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
     let (per_round, rounds) = b.group.tuning.cut_reduction(size - 1, parts[0].len());
     let mut contributions = Contributions::new(b);
@@ -61,22 +60,22 @@ pub(super) fn pairwise(b: &mut Build, m: &mut Messages, parts: &[Range<usize>], 
         let mine = piece(&parts[rank], k, per_round);
         out.slice(out_bytes(b, mine.start - parts[rank].start), out_bytes(b, mine.len()))
     };
-    let post = |b: &mut Build, m: &mut Messages, contributions: &mut Contributions, k: usize| {
+    let post = |b: &mut Build, contributions: &mut Contributions, k: usize| {
         let (bytes, out) = (piece(&parts[rank], k, per_round).len(), place(b, k));
         for from in b.others().rev() {
-            contributions.recv(b, m, from, bytes, k, out);
+            contributions.recv(b, from, bytes, k, out);
         }
         for to in b.others() {
             let theirs = piece(&parts[to], k, per_round);
-            b.send(m, to, Span::send(theirs.start, theirs.len()), k);
+            b.send(to, Span::send(theirs.start, theirs.len()), k);
         }
     };
-    post(b, m, &mut contributions, 0);
+    post(b, &mut contributions, 0);
     for k in 0..rounds {
         if k + 1 < rounds {
-            post(b, m, &mut contributions, k + 1);
+            post(b, &mut contributions, k + 1);
         }
-        b.wait(m, k);
+        b.wait(k);
         let mine = piece(&parts[rank], k, per_round);
         let out = place(b, k);
         b.reduce(contributions.of(rank, mine.start, k), out, mine.len() / element);

@@ -1,7 +1,6 @@
 //! Block r of the root ends on rank r.
 
 use super::exposure::Part;
-use super::messages::Messages;
 use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
 
 pub(super) fn build(b: &mut Build) {
@@ -40,16 +39,15 @@ pub(super) fn build(b: &mut Build) {
         }
         Algorithm::Hierarchical => hierarchical::scatter(b, own, place),
         _ => {
-            let mut m = Messages::new(size);
             if at_root {
                 for to in b.others() {
-                    b.send(&mut m, to, Span::send(to * block, block), 0);
+                    b.send(to, Span::send(to * block, block), 0);
                 }
                 b.copy(own, place);
             } else {
-                b.recv(&mut m, root, place, 0);
+                b.recv(root, place, 0);
             }
-            b.wait(&mut m, 0);
+            b.wait(0);
         }
     }
 }

@@ -5,7 +5,6 @@
 //! last piece inside the node, so long blocks are better sent alone, which the tuner does.
 
 use super::{View, cut, one_message};
-use crate::schedule::messages::Messages;
 use crate::schedule::{Build, Span, piece};
 use std::ops::Range;
 
@@ -13,7 +12,6 @@ use std::ops::Range;
 /// which parts come from other nodes and are passed on, two are under way at once.
 pub(in crate::schedule) fn all_gather(
     b: &mut Build,
-    m: &mut Messages,
     own: Span,
     parts: &[Range<usize>],
     group: usize,
@@ -38,60 +36,59 @@ pub(in crate::schedule) fn all_gather(
         let packed = rounds == 1 && one_message(b, &view, pieces.iter().map(|piece| piece.bytes));
         (pieces, packed)
     };
-    let post = |b: &mut Build, m: &mut Messages, k: usize| {
+    let post = |b: &mut Build, k: usize| {
         for (&from, place) in served.iter().zip(pieces(b, &served, k).0) {
-            b.recv(m, from, place, arrived(k));
+            b.recv(from, place, arrived(k));
         }
         for (from, ranks) in &passed_on {
             match pieces(b, ranks, k) {
-                (pieces, true) => b.recv_all(m, *from, &pieces, ended(k)),
-                (pieces, false) => pieces.iter().for_each(|&piece| b.recv(m, *from, piece, ended(k))),
+                (pieces, true) => b.recv_all(*from, &pieces, ended(k)),
+                (pieces, false) => pieces.iter().for_each(|&piece| b.recv(*from, piece, ended(k))),
             }
         }
         let range = piece(&(0..own.bytes), k, per_round);
         for node in view.others() {
-            b.send(m, view.partner(node, rank), own.slice(range.start, range.len()), ended(k));
+            b.send(view.partner(node, rank), own.slice(range.start, range.len()), ended(k));
         }
     };
     for from in view.mates() {
-        b.recv(m, from, Span::recv(parts[from].start, parts[from].len()), from_mates);
+        b.recv(from, Span::recv(parts[from].start, parts[from].len()), from_mates);
     }
-    post(b, m, 0);
+    post(b, 0);
     for to in view.mates() {
-        b.send(m, to, own, from_mates);
+        b.send(to, own, from_mates);
     }
     meanwhile(b);
     for k in 0..rounds {
         if k > 0 {
-            b.wait(m, ended(k - 1));
+            b.wait(ended(k - 1));
         }
         if k + 1 < rounds {
-            post(b, m, k + 1);
+            post(b, k + 1);
         }
-        b.wait(m, arrived(k));
+        b.wait(arrived(k));
         let parcel = match pieces(b, &served, k) {
             (pieces, true) => vec![b.together(&pieces)],
             (pieces, false) => pieces,
         };
         for to in view.mates() {
-            parcel.iter().for_each(|&piece| b.send(m, to, piece, ended(k)));
+            parcel.iter().for_each(|&piece| b.send(to, piece, ended(k)));
         }
     }
-    b.wait(m, ended(rounds - 1));
-    b.wait(m, from_mates);
+    b.wait(ended(rounds - 1));
+    b.wait(from_mates);
 }
 
 /// Carries a call that moves blocks of one length in rounds, each of a part of every block.
-fn in_rounds(b: &mut Build, mut carry: impl FnMut(&mut Build, &View, &mut Messages, Round)) {
+fn in_rounds(b: &mut Build, mut carry: impl FnMut(&mut Build, &View, Round)) {
     let (view, block) = (View::of(&b.group), b.call.bytes());
-    let mut m = Messages::new(b.group.size);
     // A rank has parts of about as many blocks at once as there are ranks.
     let (per_round, rounds) = cut(b, &view, b.group.size, block);
     let (start, mut most) = (b.schedule.scratch, 0);
     for k in 0..rounds {
         // When a round is over, nothing is left of it there.
         b.schedule.scratch = start;
-        carry(b, &view, &mut m, Round { block, range: piece(&(0..block), k, per_round), group: 2 * k });
+        carry(b, &view, Round { block, range: piece(&(0..block), k, per_round), group: 2 * k });
         most = most.max(b.schedule.scratch);
     }
     b.schedule.scratch = most;
@@ -127,80 +124,80 @@ impl Round {
 /// Every rank's block, `own`, ends on the root: from each other node in one message. The root keeps its own at `place`.
 pub(in crate::schedule) fn gather(b: &mut Build, own: Span, place: Span) {
     let (rank, root) = (b.group.rank, b.call.root);
-    in_rounds(b, |b, view, m, round| {
+    in_rounds(b, |b, view, round| {
         let (own, bytes, last) = (round.part(own), round.range.len(), round.group + 1);
         let speaker = view.partner(view.node(), root);
         if rank == root {
             for from in view.mates() {
-                b.recv(m, from, round.of(from, Span::recv), last);
+                b.recv(from, round.of(from, Span::recv), last);
             }
             for node in view.others() {
                 let theirs = round.all(&view.nodes.all()[node], Span::recv);
-                b.recv_all(m, view.partner(node, root), &theirs, last);
+                b.recv_all(view.partner(node, root), &theirs, last);
             }
             b.copy(own, round.part(place));
         } else if rank == speaker {
             let all = b.scratch(view.nodes.with(rank).len() * bytes);
             let at = |rank: usize| all.slice(view.place(rank) * bytes, bytes);
             for from in view.mates() {
-                b.recv(m, from, at(from), round.group);
+                b.recv(from, at(from), round.group);
             }
             b.copy(own, at(rank));
-            b.wait(m, round.group);
-            b.send(m, root, all, last);
+            b.wait(round.group);
+            b.send(root, all, last);
         } else {
-            b.send(m, speaker, own, last);
+            b.send(speaker, own, last);
         }
-        b.wait(m, last);
+        b.wait(last);
     });
 }
 
 /// Block r of the root ends on rank r, at `place`: to each other node in one message. The root's is `own`.
 pub(in crate::schedule) fn scatter(b: &mut Build, own: Span, place: Span) {
     let (rank, root) = (b.group.rank, b.call.root);
-    in_rounds(b, |b, view, m, round| {
+    in_rounds(b, |b, view, round| {
         let (place, bytes, last) = (round.part(place), round.range.len(), round.group + 1);
         let speaker = view.partner(view.node(), root);
         if rank == root {
             for node in view.others() {
                 let theirs = round.all(&view.nodes.all()[node], Span::send);
-                b.send_all(m, view.partner(node, root), &theirs, last);
+                b.send_all(view.partner(node, root), &theirs, last);
             }
             for to in view.mates() {
-                b.send(m, to, round.of(to, Span::send), last);
+                b.send(to, round.of(to, Span::send), last);
             }
             b.copy(round.part(own), place);
         } else if rank == speaker {
             let room = view.nodes.with(rank).len() * bytes;
-            let all = b.recv_scratch(m, root, room, round.group, &mut None);
+            let all = b.recv_scratch(root, room, round.group, &mut None);
             let at = |rank: usize| all.slice(view.place(rank) * bytes, bytes);
-            b.wait(m, round.group);
+            b.wait(round.group);
             for to in view.mates() {
-                b.send(m, to, at(to), last);
+                b.send(to, at(to), last);
             }
             b.copy(at(rank), place);
         } else {
-            b.recv(m, speaker, place, last);
+            b.recv(speaker, place, last);
         }
-        b.wait(m, last);
+        b.wait(last);
     });
 }
 
 /// Block r of every rank ends on rank r: from each other node in one message. A rank's own goes from `own` to `place`.
 pub(in crate::schedule) fn all_to_all(b: &mut Build, own: Span, place: Span) {
     let rank = b.group.rank;
-    in_rounds(b, |b, view, m, round| {
+    in_rounds(b, |b, view, round| {
         let (bytes, last) = (round.range.len(), round.group + 1);
         // To each mate go its own block and those for the ranks that it deals with.
         let served = view.served_by(rank);
         let room = served.len() * bytes;
         let mates: Vec<usize> = view.mates().collect();
         let arrived: Vec<Span> =
-            mates.iter().map(|&from| b.recv_scratch(m, from, room, round.group, &mut None)).collect();
+            mates.iter().map(|&from| b.recv_scratch(from, room, round.group, &mut None)).collect();
         for &to in &mates {
-            b.send_all(m, to, &round.all(&view.served_by(to), Span::send), round.group);
+            b.send_all(to, &round.all(&view.served_by(to), Span::send), round.group);
         }
-        b.wait(m, round.group);
+        b.wait(round.group);
         // Everything that leaves this node lies elsewhere before what arrives replaces it in place.
         let part = |i: usize, of: usize| match mates.iter().position(|&mate| mate == of) {
             Some(from) => arrived[from].slice(i * bytes, bytes),
@@ -214,17 +211,17 @@ pub(in crate::schedule) fn all_to_all(b: &mut Build, own: Span, place: Span) {
         let parcels: Vec<(usize, Span)> = elsewhere.map(|i| (served[i], parcel(b, i))).collect();
         for node in view.others() {
             let theirs = round.all(&view.nodes.all()[node], Span::recv);
-            b.recv_all(m, view.partner(node, rank), &theirs, last);
+            b.recv_all(view.partner(node, rank), &theirs, last);
         }
         for (to, parcel) in parcels {
-            b.send(m, to, parcel, last);
+            b.send(to, parcel, last);
         }
         b.copy(round.part(own), round.part(place));
         let mine = served.iter().position(|&r| r == rank).expect("every rank deals with itself");
         for &mate in &mates {
             b.copy(part(mine, mate), round.of(mate, Span::recv));
         }
-        b.wait(m, last);
+        b.wait(last);
     });
 }
 

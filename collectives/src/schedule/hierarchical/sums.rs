@@ -11,7 +11,6 @@ use super::{View, cut, one_message};
 use crate::element::DType;
 use crate::reduce::{Stage, accumulator};
 use crate::schedule::canonical::{Join, Unit, units};
-use crate::schedule::messages::Messages;
 use crate::schedule::{Build, Operand, Space, Span, Step, piece};
 use crate::transport::Nodes;
 use std::ops::Range;
@@ -115,12 +114,7 @@ impl Reducer {
 }
 
 /// Part r of the reduction ends on rank r, at `out`; `parts` are byte ranges of the input, the first the longest.
-pub(in crate::schedule) fn reduce_scatter(
-    b: &mut Build,
-    m: &mut Messages,
-    parts: &[Range<usize>],
-    out: Span,
-) {
+pub(in crate::schedule) fn reduce_scatter(b: &mut Build, parts: &[Range<usize>], out: Span) {
     let mut reducer = Reducer::new(b);
     let view = reducer.view.clone();
     let (rank, mine, count) = (view.rank, view.node(), view.nodes.count());
@@ -153,46 +147,45 @@ pub(in crate::schedule) fn reduce_scatter(
         let packed = rounds == 1 && one_message(b, &view, pieces.iter().map(|piece| piece.bytes));
         (pieces, packed)
     };
-    let inside =
-        |b: &mut Build, m: &mut Messages, windows: &mut [Option<Span>], arrived: &mut [Span], k: usize| {
-            // What is copied is so before anything is posted, which begins with what is sent.
-            let parcel = |b: &mut Build, theirs: &Vec<usize>| match pieces(b, theirs, k) {
-                (pieces, true) => vec![b.together(&pieces)],
-                (pieces, false) => pieces,
-            };
-            let parcels: Vec<Vec<Span>> = theirs.iter().map(|theirs| parcel(b, theirs)).collect();
-            let (mine, packed) = pieces(b, &served, k);
-            for &from in &mates {
-                let mut whole = packed.then(|| {
-                    let bytes = mine.iter().map(|piece| piece.bytes).sum();
-                    (b.recv_scratch(m, from, bytes, 2 * k, &mut None), 0)
-                });
-                for (i, &Span { bytes, .. }) in mine.iter().enumerate() {
-                    arrived[at(i, from)] = match &mut whole {
-                        Some((whole, at)) => {
-                            *at += bytes;
-                            whole.slice(*at - bytes, bytes)
-                        }
-                        None => {
-                            let window = windows[at(i, from)].get_or_insert_with(|| b.scratch(longest));
-                            b.recv_scratch(m, from, bytes, 2 * k, &mut Some(*window))
-                        }
-                    };
-                }
-            }
-            for (&to, parcel) in mates.iter().zip(parcels) {
-                parcel.into_iter().for_each(|piece| b.send(m, to, piece, 2 * k));
-            }
+    let inside = |b: &mut Build, windows: &mut [Option<Span>], arrived: &mut [Span], k: usize| {
+        // What is copied is so before anything is posted, which begins with what is sent.
+        let parcel = |b: &mut Build, theirs: &Vec<usize>| match pieces(b, theirs, k) {
+            (pieces, true) => vec![b.together(&pieces)],
+            (pieces, false) => pieces,
         };
-    inside(b, m, &mut windows[0], &mut arrived[0], 0);
+        let parcels: Vec<Vec<Span>> = theirs.iter().map(|theirs| parcel(b, theirs)).collect();
+        let (mine, packed) = pieces(b, &served, k);
+        for &from in &mates {
+            let mut whole = packed.then(|| {
+                let bytes = mine.iter().map(|piece| piece.bytes).sum();
+                (b.recv_scratch(from, bytes, 2 * k, &mut None), 0)
+            });
+            for (i, &Span { bytes, .. }) in mine.iter().enumerate() {
+                arrived[at(i, from)] = match &mut whole {
+                    Some((whole, at)) => {
+                        *at += bytes;
+                        whole.slice(*at - bytes, bytes)
+                    }
+                    None => {
+                        let window = windows[at(i, from)].get_or_insert_with(|| b.scratch(longest));
+                        b.recv_scratch(from, bytes, 2 * k, &mut Some(*window))
+                    }
+                };
+            }
+        }
+        for (&to, parcel) in mates.iter().zip(parcels) {
+            parcel.into_iter().for_each(|piece| b.send(to, piece, 2 * k));
+        }
+    };
+    inside(b, &mut windows[0], &mut arrived[0], 0);
     let mut from = [vec![Span::scratch(0, 0); count], vec![Span::scratch(0, 0); count]];
     for k in 0..=rounds {
         if k + 1 < rounds {
             let next = (k + 1) % 2;
-            inside(b, m, &mut windows[next], &mut arrived[next], k + 1);
+            inside(b, &mut windows[next], &mut arrived[next], k + 1);
         }
         if k < rounds {
-            b.wait(m, 2 * k);
+            b.wait(2 * k);
             for (i, &r) in served.iter().enumerate() {
                 let range = piece(&parts[r], k, per_round);
                 let contribution = |of: usize| match of {
@@ -205,19 +198,19 @@ pub(in crate::schedule) fn reduce_scatter(
             for node in view.others() {
                 let bytes = reducer.partial_bytes(node, bytes);
                 let window = &mut incoming[k % 2][node];
-                from[k % 2][node] = b.recv_scratch(m, view.partner(node, rank), bytes, 2 * k + 1, window);
+                from[k % 2][node] = b.recv_scratch(view.partner(node, rank), bytes, 2 * k + 1, window);
             }
             for (i, &r) in served.iter().enumerate() {
                 let bytes = reducer.partial_bytes(mine, piece(&parts[r], k, per_round).len());
                 match r == rank {
                     true => from[k % 2][mine] = partial[k % 2][i],
-                    false => b.send(m, r, partial[k % 2][i].slice(0, bytes), 2 * k + 1),
+                    false => b.send(r, partial[k % 2][i].slice(0, bytes), 2 * k + 1),
                 }
             }
         }
         if k > 0 {
             let k = k - 1;
-            b.wait(m, 2 * k + 1);
+            b.wait(2 * k + 1);
             let range = piece(&parts[rank], k, per_round);
             let elements = |bytes: usize| bytes / reducer.element;
             let (at, count) = (elements(range.start - parts[rank].start), elements(range.len()));
@@ -237,17 +230,16 @@ pub(in crate::schedule) fn exchange(b: &mut Build, targets: &[usize]) {
         let node = view.nodes.node(by);
         targets.iter().copied().filter(move |&target| view.partner(node, target) == by)
     };
-    let mut m = Messages::new(view.nodes.world());
     let mut arrived = vec![0; view.nodes.world()];
     if served(rank).next().is_some() {
         for from in view.mates() {
-            arrived[from] = b.recv_scratch(&mut m, from, bytes, 0, &mut None).offset;
+            arrived[from] = b.recv_scratch(from, bytes, 0, &mut None).offset;
         }
     }
     for to in view.mates().filter(|&mate| served(mate).next().is_some()) {
-        b.send(&mut m, to, Span::send(0, bytes), 0);
+        b.send(to, Span::send(0, bytes), 0);
     }
-    b.wait(&mut m, 0);
+    b.wait(0);
     if served(rank).next().is_none() {
         return;
     }
@@ -261,13 +253,13 @@ pub(in crate::schedule) fn exchange(b: &mut Build, targets: &[usize]) {
     if is_target {
         for node in view.others() {
             let (sender, bytes) = (view.partner(node, rank), reducer.partial_bytes(node, bytes));
-            from[node] = b.recv_scratch(&mut m, sender, bytes, 1, &mut None);
+            from[node] = b.recv_scratch(sender, bytes, 1, &mut None);
         }
     }
     for to in served(rank).filter(|&target| target != rank) {
-        b.send(&mut m, to, partial, 1);
+        b.send(to, partial, 1);
     }
-    b.wait(&mut m, 1);
+    b.wait(1);
     if is_target {
         reducer.last(b, &from, Span::recv(0, bytes), b.call.count);
     }
