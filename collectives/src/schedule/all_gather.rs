@@ -1,7 +1,6 @@
 //! Every rank's shard ends on every rank.
 
-use super::exposure::Part;
-use super::{Algorithm, Build, Peers, Span, Step, bruck, hierarchical};
+use super::{Algorithm, Build, Peers, Span, bruck, hierarchical};
 use std::ops::Range;
 
 pub(super) fn build(b: &mut Build) {
@@ -23,17 +22,11 @@ pub(super) fn build(b: &mut Build) {
 pub(super) fn direct(b: &mut Build, own: Span, parts: &[Range<usize>], meanwhile: impl FnOnce(&mut Build)) {
     let piece = 0..own.bytes;
     let exposure = b.expose(own, vec![piece], 1, parts[0].len(), false);
-    let parts = parts.to_vec();
-    let read = move |b: &mut Build, part: Part| {
+    b.exchange(&exposure, Some(Peers::All), (Peers::All, true), meanwhile, |b, part| {
         for peer in b.others() {
-            let bytes = part.of(parts[peer].len());
-            if !bytes.is_empty() {
-                let to = Span::recv(parts[peer].start + bytes.start, bytes.len());
-                b.push(Step::Read { from: part.remote(peer, 0, 0), to });
-            }
+            b.read(part, peer, (0, 0), Span::recv(parts[peer].start, parts[peer].len()));
         }
-    };
-    b.exchange(&exposure, Some(Peers::All), (Peers::All, true), meanwhile, read);
+    });
 }
 
 /// Each pair of ranks exchanges its parts; the messages are of `group`.

@@ -1,11 +1,7 @@
 //! The reduction ends on every rank.
 
 use super::contributions::Contributions;
-use super::exposure::Part;
-use super::{
-    Algorithm, Build, KEPT, Operand, Peers, Space, Span, all_gather, bruck, hierarchical, reduce_scatter,
-    tuner,
-};
+use super::{Algorithm, Build, KEPT, Peers, Span, all_gather, bruck, hierarchical, reduce_scatter, tuner};
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, bytes) = (b.group.rank, b.group.size, b.call.bytes());
@@ -17,7 +13,7 @@ pub(super) fn build(b: &mut Build) {
         Algorithm::DirectReduceScatterAllGather => {
             // A peer that publishes its reduced part has read all it needs of the inputs, so part r of the
             // output may then be overwritten even where it is the input.
-            reduce_scatter::direct(b, &parts, own.offset, false);
+            reduce_scatter::direct(b, &parts, own, false);
             all_gather::direct(b, own, &parts, |_| ());
         }
         Algorithm::ExchangeAll => exchange_all(b),
@@ -42,7 +38,7 @@ pub(super) fn build(b: &mut Build) {
 /// Everybody publishes the whole input and reduces everything. Where the output replaces the input, a small result
 /// is kept aside until the peers have read the input, and a large input is copied for them piece by piece.
 fn read_all(b: &mut Build) {
-    let (rank, bytes, element) = (b.group.rank, b.call.bytes(), b.call.dtype.size());
+    let bytes = b.call.bytes();
     let whole = 0..bytes;
     let small = bytes <= KEPT;
     let exposure = b.expose(Span::send(0, bytes), vec![whole], 1, bytes, b.call.in_place && !small);
@@ -50,15 +46,15 @@ fn read_all(b: &mut Build) {
         true => b.scratch(bytes),
         false => Span::recv(0, bytes),
     };
-    let read = move |b: &mut Build, part: Part| {
-        let range = part.of(bytes);
-        let operand = |r: usize| match r {
-            r if r == rank => Operand::Own(Space::Send, range.start),
-            r => Operand::Peer(part.remote(r, 0, 0)),
-        };
-        b.reduce(operand, out.slice(range.start, range.len()), range.len() / element);
-    };
-    b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |_| (), read);
+    b.exchange(
+        &exposure,
+        Some(Peers::All),
+        (Peers::All, true),
+        |_| (),
+        |b, part| {
+            b.read_reduced(part, 0, |_| (0, 0), out);
+        },
+    );
     b.copy(out, Span::recv(0, bytes));
 }
 

@@ -1,6 +1,5 @@
 //! Block r of every rank ends on rank r.
 
-use super::exposure::Part;
 use super::{Algorithm, Build, Peers, Span, Step, hierarchical, piece};
 
 pub(super) fn build(b: &mut Build) {
@@ -14,18 +13,13 @@ pub(super) fn build(b: &mut Build) {
             // In place, what arrives overwrites what peers have yet to read, so they read a copy.
             let copy = b.call.in_place;
             let exposure = b.expose(Span::send(0, size * block), others, size - 1, block, copy);
-            let read = |b: &mut Build, part: Part| {
-                let range = part.of(block);
-                if range.is_empty() {
-                    return;
-                }
+            let keep = |b: &mut Build| b.copy(own, place);
+            b.exchange(&exposure, Some(Peers::All), (Peers::All, true), keep, |b, part| {
                 for peer in b.others() {
-                    let piece = rank - usize::from(rank > peer);
-                    let to = Span::recv(peer * block + range.start, range.len());
-                    b.push(Step::Read { from: part.remote(peer, rank * block, piece), to });
+                    let piece = (rank * block, rank - usize::from(rank > peer));
+                    b.read(part, peer, piece, Span::recv(peer * block, block));
                 }
-            };
-            b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |b| b.copy(own, place), read);
+            });
         }
         Algorithm::Hierarchical => hierarchical::all_to_all(b, own, place),
         _ if b.call.in_place => pairwise_in_place(b),

@@ -1,8 +1,7 @@
 //! The root's data ends on every rank.
 
-use super::exposure::Part;
 use super::hierarchical::View;
-use super::{Algorithm, Build, Peers, Span, Step, Tuning, piece};
+use super::{Algorithm, Build, Peers, Span, Tuning, piece};
 
 pub(super) fn build(b: &mut Build) {
     match b.algorithm() {
@@ -112,14 +111,15 @@ fn direct(b: &mut Build) {
         false => b.expose_nothing(1, bytes),
     };
     let sources = (!at_root).then_some(Peers::One(root));
-    let read = move |b: &mut Build, part: Part| {
-        let range = part.of(bytes);
-        if !range.is_empty() {
-            let to = Span::recv(range.start, range.len());
-            b.push(Step::Read { from: part.remote(root, 0, 0), to });
-        }
-    };
-    b.exchange(&exposure, sources, (Peers::All, true), |_| (), read);
+    b.exchange(
+        &exposure,
+        sources,
+        (Peers::All, true),
+        |_| (),
+        |b, part| {
+            b.read(part, root, (0, 0), Span::recv(0, bytes));
+        },
+    );
 }
 
 /// A binomial tree; the largest subtree comes first.

@@ -5,7 +5,7 @@
 //! others; a rank whose memory they cannot reach copies one round's pieces at a time into a window of two
 //! rounds. Readers learn in the first round which of the two each peer does.
 
-use super::{Build, Peers, Remote, Span, Step};
+use super::{Build, Operand, Peers, Remote, Space, Span, Step};
 use std::ops::Range;
 
 /// Rounds that may be staged before the first of them has been read.
@@ -29,23 +29,24 @@ pub(super) struct Exposure {
 }
 
 /// Part of every piece, as one step reads it.
-#[derive(Clone)]
 pub(super) struct Part {
     /// Bytes within the piece.
-    pub range: Range<usize>,
+    range: Range<usize>,
     per_round: usize,
 }
 
+/// Which of a peer's pieces: where it starts in what the peer publishes in place, and its number.
+type Piece = (usize, usize);
+
 impl Part {
-    /// Where this part of a piece is to be found: the piece starts at `in_place` in what `peer` published, and is
-    /// its `piece`-th.
-    pub fn remote(&self, peer: usize, in_place: usize, piece: usize) -> Remote {
+    /// This part of a piece of `peer`.
+    fn remote(&self, peer: usize, (in_place, piece): Piece) -> Remote {
         let in_place = in_place + self.range.start;
         Remote { peer: peer as u32, in_place, staged: piece * self.per_round }
     }
 
     /// This part of a piece of `bytes`.
-    pub fn of(&self, bytes: usize) -> Range<usize> {
+    fn of(&self, bytes: usize) -> Range<usize> {
         self.range.start.min(bytes)..self.range.end.min(bytes)
     }
 }
@@ -74,9 +75,9 @@ impl Build {
         self.schedule.rounds += rounds;
         let copied = base.bytes <= self.group.direct.unwrap_or(0);
         let registered = match base.space {
-            super::Space::Send => self.local.send_registered,
-            super::Space::Recv => self.local.recv_registered,
-            super::Space::Scratch => true,
+            Space::Send => self.local.send_registered,
+            Space::Recv => self.local.recv_registered,
+            Space::Scratch => true,
         };
         let staged = !copied && (replaced || !registered);
         let staging = staged.then(|| {
@@ -126,7 +127,7 @@ impl Build {
         sources: Option<Peers>,
         (readers, release): (Peers, bool),
         meanwhile: impl FnOnce(&mut Build),
-        mut read: impl FnMut(&mut Build, Part),
+        mut read: impl FnMut(&mut Build, &Part),
     ) {
         let (first, last) = (e.first_round, e.first_round + e.rounds - 1);
         let whole = Part { range: 0..e.rounds * e.per_round, per_round: e.per_round };
@@ -141,7 +142,7 @@ impl Build {
         };
         self.push(Step::Await { round: first, first: true, peers });
         if e.rounds == 1 {
-            read(self, whole);
+            read(self, &whole);
             self.push(Step::Finish { first, last });
             return self.release(e, readers, release);
         }
@@ -151,7 +152,7 @@ impl Build {
         }
         let branch = self.here();
         self.push(Step::UnlessInPlace { peers, go: 0 });
-        read(self, whole);
+        read(self, &whole);
         self.push(Step::Finish { first, last });
         self.publish_rest(e, readers);
         let skip = self.here();
@@ -162,13 +163,41 @@ impl Build {
         self.release(e, readers, release);
     }
 
+    /// Copies `part` of a piece of `peer` to its place in `to`, where the whole piece goes.
+    pub(super) fn read(&mut self, part: &Part, peer: usize, piece: Piece, to: Span) {
+        let range = part.of(to.bytes);
+        if !range.is_empty() {
+            let to = to.slice(range.start, range.len());
+            self.push(Step::Read { from: part.remote(peer, piece), to });
+        }
+    }
+
+    /// Reduces `part` of a piece that every rank has, this one at `own` in its input and another as `theirs` says, to its
+    /// place in `out`, where the result of the whole piece goes.
+    pub(super) fn read_reduced(
+        &mut self,
+        part: &Part,
+        own: usize,
+        theirs: impl Fn(usize) -> Piece,
+        out: Span,
+    ) {
+        let (rank, element, size) = (self.group.rank, self.call.dtype.size(), self.out_size());
+        let range = part.of(out.bytes / size * element);
+        let operand = |r: usize| match r {
+            r if r == rank => Operand::Own(Space::Send, own + range.start),
+            r => Operand::Peer(part.remote(r, theirs(r))),
+        };
+        let (at, count) = (range.start / element, range.len() / element);
+        self.reduce(operand, out.slice(at * size, count * size), count);
+    }
+
     /// Reads round by round, and stages the round after next once one is read.
     fn rounds(
         &mut self,
         e: &Exposure,
         peers: Peers,
         readers: Peers,
-        read: &mut impl FnMut(&mut Build, Part),
+        read: &mut impl FnMut(&mut Build, &Part),
     ) {
         for k in 0..e.rounds {
             let round = e.first_round + k;
@@ -176,7 +205,7 @@ impl Build {
                 self.push(Step::Await { round, first: false, peers });
             }
             let range = k * e.per_round..(k + 1) * e.per_round;
-            read(self, Part { range, per_round: e.per_round });
+            read(self, &Part { range, per_round: e.per_round });
             self.push(Step::Finish { first: round, last: round });
             if k + WINDOW < e.rounds {
                 self.publish(e, k + WINDOW, readers);

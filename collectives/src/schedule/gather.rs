@@ -1,7 +1,6 @@
 //! Every rank's block ends on the root.
 
-use super::exposure::Part;
-use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
+use super::{Algorithm, Build, Peers, Span, hierarchical};
 
 pub(super) fn build(b: &mut Build) {
     let (rank, root, block) = (b.group.rank, b.call.root, b.call.bytes());
@@ -23,17 +22,11 @@ pub(super) fn build(b: &mut Build) {
                     b.copy(own, place);
                 }
             };
-            let read = |b: &mut Build, part: Part| {
-                let range = part.of(block);
-                if range.is_empty() {
-                    return;
-                }
+            b.exchange(&exposure, sources, (Peers::One(root), true), keep, |b, part| {
                 for peer in b.others() {
-                    let to = Span::recv(peer * block + range.start, range.len());
-                    b.push(Step::Read { from: part.remote(peer, 0, 0), to });
+                    b.read(part, peer, (0, 0), Span::recv(peer * block, block));
                 }
-            };
-            b.exchange(&exposure, sources, (Peers::One(root), true), keep, read);
+            });
         }
         Algorithm::Hierarchical => hierarchical::gather(b, own, place),
         _ => {

@@ -1,8 +1,7 @@
 //! The reduction ends on the root.
 
 use super::contributions::Contributions;
-use super::exposure::Part;
-use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece, reduce_scatter};
+use super::{Algorithm, Build, Peers, Span, hierarchical, piece, reduce_scatter};
 
 pub(super) fn build(b: &mut Build) {
     let bytes = b.call.bytes();
@@ -17,21 +16,21 @@ pub(super) fn build(b: &mut Build) {
 
 /// The root reads everybody's input and reduces it in one pass.
 fn direct(b: &mut Build) {
-    let (rank, root, bytes, element) = (b.group.rank, b.call.root, b.call.bytes(), b.call.dtype.size());
+    let (rank, root, bytes) = (b.group.rank, b.call.root, b.call.bytes());
     let whole = 0..bytes;
     let (exposure, sources) = match rank == root {
         true => (b.expose_nothing(1, bytes), Some(Peers::All)),
         false => (b.expose(Span::send(0, bytes), vec![whole], 1, bytes, false), None),
     };
-    let read = move |b: &mut Build, part: Part| {
-        let range = part.of(bytes);
-        let operand = |r: usize| match r {
-            r if r == rank => Operand::Own(Space::Send, range.start),
-            r => Operand::Peer(part.remote(r, 0, 0)),
-        };
-        b.reduce(operand, Span::recv(range.start, range.len()), range.len() / element);
-    };
-    b.exchange(&exposure, sources, (Peers::One(root), true), |_| (), read);
+    b.exchange(
+        &exposure,
+        sources,
+        (Peers::One(root), true),
+        |_| (),
+        |b, part| {
+            b.read_reduced(part, 0, |_| (0, 0), Span::recv(0, bytes));
+        },
+    );
 }
 
 /// Everybody sends its input to the root, in rounds; the root reduces one while the next arrives.

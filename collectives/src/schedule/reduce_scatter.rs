@@ -1,7 +1,6 @@
 //! Shard r of the reduction ends on rank r.
 
 use super::contributions::Contributions;
-use super::exposure::Part;
 use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece};
 use std::ops::Range;
 
@@ -14,7 +13,7 @@ pub(super) fn build(b: &mut Build) {
     match b.algorithm() {
         Algorithm::Local if out_is_input(b) => b.copy(Span::send(0, shard), out),
         Algorithm::Local => b.reduce(|_| Operand::Own(Space::Send, 0), out, b.call.count),
-        Algorithm::DirectRead => direct(b, &shards, out.offset, true),
+        Algorithm::DirectRead => direct(b, &shards, out, true),
         Algorithm::Hierarchical => hierarchical::reduce_scatter(b, &shards, out),
         _ => pairwise(b, &shards, out),
     }
@@ -28,26 +27,25 @@ fn out_bytes(b: &Build, input: usize) -> usize {
     input / b.call.dtype.size() * b.out_size()
 }
 
-/// One pass over the peers' memory: rank r reads everybody's part r and reduces it to `Recv[out..]`.
-pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: usize, release: bool) {
-    let (rank, size, element) = (b.group.rank, b.group.size, b.call.dtype.size());
+/// One pass over the peers' memory: rank r reads everybody's part r and reduces it to `out`.
+pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: Span, release: bool) {
+    let (rank, size) = (b.group.rank, b.group.size);
     let total = parts[size - 1].end;
     let largest = parts[0].len();
     let mut others = parts.to_vec();
     let mine = others.remove(rank);
     let exposure = b.expose(Span::send(0, total), others, size - 1, largest, false);
-    let read = move |b: &mut Build, part: Part| {
-        let bytes = part.of(mine.len());
-        // The part for this rank is the rank-th piece of a later rank, which skips its own.
-        let operand = |r: usize| match r {
-            r if r == rank => Operand::Own(Space::Send, mine.start + bytes.start),
-            r => Operand::Peer(part.remote(r, mine.start, rank - usize::from(rank > r))),
-        };
-        let at = out + out_bytes(b, bytes.start);
-        let to = Span::recv(at, out_bytes(b, bytes.len()));
-        b.reduce(operand, to, bytes.len() / element);
-    };
-    b.exchange(&exposure, Some(Peers::All), (Peers::All, release), |_| (), read);
+    // The part for this rank is the rank-th piece of a later rank, which skips its own.
+    let theirs = |r: usize| (mine.start, rank - usize::from(rank > r));
+    b.exchange(
+        &exposure,
+        Some(Peers::All),
+        (Peers::All, release),
+        |_| (),
+        |b, part| {
+            b.read_reduced(part, mine.start, theirs, out);
+        },
+    );
 }
 
 /// Each pair of ranks exchanges its contributions in rounds; while one round is under way, the one before is

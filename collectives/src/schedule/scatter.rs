@@ -1,7 +1,6 @@
 //! Block r of the root ends on rank r.
 
-use super::exposure::Part;
-use super::{Algorithm, Build, Peers, Span, Step, hierarchical};
+use super::{Algorithm, Build, Peers, Span, hierarchical};
 
 pub(super) fn build(b: &mut Build) {
     let (rank, size, root, block) = (b.group.rank, b.group.size, b.call.root, b.call.bytes());
@@ -26,16 +25,10 @@ pub(super) fn build(b: &mut Build) {
                     b.copy(own, place);
                 }
             };
-            let read = |b: &mut Build, part: Part| {
-                let range = part.of(block);
-                if !range.is_empty() {
-                    let piece = rank - usize::from(rank > root);
-                    let to = Span::recv(range.start, range.len());
-                    b.push(Step::Read { from: part.remote(root, rank * block, piece), to });
-                }
-            };
             let sources = (!at_root).then_some(Peers::One(root));
-            b.exchange(&exposure, sources, (Peers::All, true), keep, read);
+            b.exchange(&exposure, sources, (Peers::All, true), keep, |b, part| {
+                b.read(part, root, (rank * block, rank - usize::from(rank > root)), place);
+            });
         }
         Algorithm::Hierarchical => hierarchical::scatter(b, own, place),
         _ => {
