@@ -384,7 +384,13 @@ fn a_tuning_table_is_measured_and_then_used() {
     // The variable may be set before there is a table, or an entry in it.
     // As mktemp makes it.
     bench.file("t.txt", "");
-    by_variable("bench tune -b 1K -e 64K -f 8 -n 10 --ranks 2 -o t.txt").success();
+    let shown = by_variable("bench tune -b 1K -e 64K -f 8 -n 10 --ranks 2 -o t.txt").success().stdout;
+    for (name, both) in [("all_reduce", true), ("all_gather", true), ("broadcast", false)] {
+        // Out of place and in place, where a collective has two forms.
+        let rows: Vec<&str> = shown.lines().filter(|line| line.trim_start().starts_with(name)).collect();
+        assert_eq!(rows.len(), 3, "{shown}");
+        assert!(rows.iter().all(|row| row.contains('/') == both), "{shown}");
+    }
     by_variable("bench tune -b 1K -e 1K -n 5 --ranks 3 -o t.txt").success();
     bench.file("blank.txt", "\n \n");
     bench.run("bench tune -b 1K -e 1K -n 1 -w 0 --ranks 2 -o blank.txt").success();

@@ -42,9 +42,8 @@ pub fn tune(args: &TuneArgs) -> Result<()> {
     let repeats = check(args, ranks.world, identity.is_some())?;
     check_bind(repeats.bind, ranks::started_elsewhere(identity.as_ref()), false)?;
     let of = |operation| {
-        let work =
-            Work::new(operation, Calls::Blocking, repeats.sweep.largest(), size_of::<f32>(), ranks.world);
-        calls::footprint(&[work], size_of::<f32>(), ranks.world)
+        let works = forms(operation, repeats.sweep.largest(), ranks.world);
+        calls::footprint(&works, size_of::<f32>(), ranks.world)
     };
     // One operation follows the other. Of what is tried some gives everybody all inputs at once, and packs some of them
     // into messages; their memory stays.
@@ -102,7 +101,8 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
     let lead = comm.rank() == 0;
     let out = Printed::new(&comm, args.ranks.quiet)?;
     out.text(&format!(
-        "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, fastest first\n",
+        "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, out of place/in place, \
+         best first\n",
         env!("CARGO_PKG_VERSION"),
         group,
         comm.size(),
@@ -169,11 +169,37 @@ fn sentence(operation: Operation, rule: &Rule) -> String {
     }
 }
 
-/// One size of one collective: the call's bytes, and seconds per algorithm.
+/// One size of one collective: the call's bytes, and what each algorithm costs.
 #[derive(Clone, Debug)]
 struct Point {
     bytes: usize,
-    seconds: Vec<f64>,
+    costs: Vec<f64>,
+}
+
+impl Point {
+    /// Of the `seconds` that each algorithm takes in each form.
+    fn new(bytes: usize, seconds: &[Vec<f64>]) -> Self {
+        Point { bytes, costs: costs(seconds) }
+    }
+}
+
+/// How many times as long as by the fastest algorithm a call takes by each, in the form where that is more. A rule is for calls
+/// in place and out of place alike, and trainings make both: by the sum of the two it could lose much in one, for a little less
+/// in the other.
+fn costs(seconds: &[Vec<f64>]) -> Vec<f64> {
+    let fastest =
+        |form: usize| seconds.iter().map(|times| times[form]).fold(f64::INFINITY, f64::min).max(1e-9);
+    let cost =
+        |times: &Vec<f64>| times.iter().enumerate().map(|(form, s)| s / fastest(form)).fold(1.0, f64::max);
+    seconds.iter().map(cost).collect()
+}
+
+/// A call of so many bytes in each form that there is: out of place and in place, or the only one.
+fn forms(operation: Operation, bytes: usize, ranks: usize) -> Vec<Work> {
+    let work = Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), ranks);
+    let mut placements = operation.placements(Calls::Blocking, false).to_vec();
+    placements.dedup();
+    placements.into_iter().map(|placement| Work { placement, ..work }).collect()
 }
 
 /// Tries all algorithms at all sizes of the sweep, and says which rule they make.
@@ -185,30 +211,33 @@ fn measure(
     out: &Printed<'_>,
 ) -> Result<Rule> {
     let comm = &party.comm;
-    let work = |bytes: usize| Work::new(operation, Calls::Blocking, bytes, size_of::<f32>(), comm.size());
+    let forms = |bytes: usize| forms(operation, bytes, comm.size());
     let sweep = if operation == Operation::Barrier { Sweep::NOTHING } else { repeats.sweep };
-    let longest = std::iter::once(work(sweep.largest()));
-    let (send, receive) = Slot::<f32>::capacity(longest, comm.rank());
+    let (send, receive) = Slot::<f32>::capacity(forms(sweep.largest()).into_iter(), comm.rank());
     let mut slot = Slot::<f32>::new(comm, send, receive, true)?;
     slot.touch();
-    let asked = |bytes: usize| work(bytes).counts.count * size_of::<f32>();
+    let asked =
+        |bytes: usize| operation.counts(bytes, size_of::<f32>(), comm.size()).count * size_of::<f32>();
     let tried: Vec<usize> = sweep.filled(operation, size_of::<f32>(), comm.size()).collect();
     let mut points = Vec::new();
     for &bytes in &tried {
-        let (work, asked) = (work(bytes), asked(bytes));
-        slot.fit(&work, comm.rank());
+        let (works, asked) = (forms(bytes), asked(bytes));
         // What `auto` may not take for so many bytes is not measured, and never the least.
-        let mut seconds = vec![f64::INFINITY; algorithms.len()];
+        let mut seconds = vec![vec![f64::INFINITY; works.len()]; algorithms.len()];
         for _ in 0..ROUNDS {
             let all = seconds.iter_mut().zip(algorithms);
-            for (best, &algorithm) in all.filter(|(_, algorithm)| algorithm.suits(asked, comm.size())) {
+            for (times, &algorithm) in all.filter(|(_, algorithm)| algorithm.suits(asked, comm.size())) {
                 comm.force(operation.kind(), Some(algorithm))?;
-                *best = best.min(time(&work, &mut slot, repeats, bytes, party)?);
+                for (best, work) in times.iter_mut().zip(&works) {
+                    slot.fit(work, comm.rank());
+                    *best = best.min(time(work, &mut slot, repeats, bytes, party)?);
+                }
             }
         }
         comm.force(operation.kind(), None)?;
-        out.text(&row(&work, &seconds, algorithms))?;
-        points.push(Point { bytes: asked, seconds });
+        let point = Point::new(asked, &seconds);
+        out.text(&row(&works[0], (&seconds, &point.costs), algorithms))?;
+        points.push(point);
     }
     let (first, last) = (tried.first().copied().unwrap_or(0), tried.last().copied().unwrap_or(0));
     let (before, after) = sweep.beside(first, last);
@@ -241,21 +270,21 @@ fn time(work: &Work, slot: &mut Slot<f32>, repeats: &Repeats, bytes: usize, part
     Ok(median(&over_ranks(comm, &mine, Average::Max)?))
 }
 
-fn row(work: &Work, seconds: &[f64], algorithms: &[Algorithm]) -> String {
-    let mut sorted: Vec<(f64, Algorithm)> = seconds.iter().copied().zip(algorithms.iter().copied()).collect();
-    sorted.retain(|(seconds, _)| seconds.is_finite());
-    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let times: Vec<String> = sorted.iter().map(|(s, a)| format!("{a} {:.2}", s * 1e6)).collect();
+fn row(work: &Work, (seconds, costs): (&[Vec<f64>], &[f64]), algorithms: &[Algorithm]) -> String {
+    let mut sorted: Vec<_> = costs.iter().zip(seconds).zip(algorithms).collect();
+    sorted.retain(|((cost, _), _)| cost.is_finite());
+    sorted.sort_by(|((a, _), _), ((b, _), _)| a.total_cmp(b));
+    let us = |times: &[f64]| times.iter().map(|s| format!("{:.2}", s * 1e6)).collect::<Vec<_>>().join("/");
+    let times: Vec<String> = sorted.iter().map(|((_, times), a)| format!("{a} {}", us(times))).collect();
     let size = work.counts.bytes(size_of::<f32>());
     format!("{:>17} {size:>12}  {}\n", work.operation.name(), times.join("  "))
 }
 
 /// The two algorithms and the size between them that cost least over all sizes, each size weighing the same: the
-/// least sum of logarithms of times. One algorithm for all unless two are worth it.
+/// least sum of logarithms of costs. One algorithm for all unless two are worth it.
 fn fit(points: &[Point], algorithms: &[Algorithm]) -> Rule {
-    let cost = |algorithm: usize, range: &[Point]| -> f64 {
-        range.iter().map(|p| p.seconds[algorithm].max(1e-9).ln()).sum()
-    };
+    let cost =
+        |algorithm: usize, range: &[Point]| -> f64 { range.iter().map(|p| p.costs[algorithm].ln()).sum() };
     let best = |range: &[Point]| {
         (0..algorithms.len())
             .map(|a| (cost(a, range), a))
@@ -279,21 +308,47 @@ fn fit(points: &[Point], algorithms: &[Algorithm]) -> Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::calls::Placement;
 
     const TWO: [Algorithm; 2] = [Algorithm::Linear, Algorithm::Pairwise];
 
+    /// Of what each of the two takes in the only form of a call.
     fn points(seconds: &[[f64; 2]]) -> Vec<Point> {
-        seconds
-            .iter()
-            .enumerate()
-            .map(|(i, s)| Point { bytes: 1024 << (2 * i), seconds: s.to_vec() })
-            .collect()
+        let point = |(i, times): (usize, &[f64; 2])| Point::new(1024 << (2 * i), &times.map(|s| vec![s]));
+        seconds.iter().enumerate().map(point).collect()
     }
 
     #[test]
     fn a_rule_changes_where_the_measurements_cross() {
         let rule = fit(&points(&[[1.0, 5.0], [2.0, 6.0], [20.0, 7.0], [90.0, 20.0]]), &TWO);
         assert_eq!(rule, Rule::new(TWO[0], 8192, TWO[1]));
+    }
+
+    #[test]
+    fn a_rule_loses_least_in_the_form_in_which_it_loses_more() {
+        // A little faster out of place, and twice as slow in place, as where what peers read has to be copied first.
+        let point = Point::new(1024, &[vec![1.0, 8.0], vec![1.25, 4.0]]);
+        assert_eq!(point.costs, [2.0, 1.25]);
+        let all = Rule::new(TWO[1], usize::MAX, TWO[1]);
+        assert_eq!(fit(&[point], &TWO), all);
+        // The sum of both forms, or of their logarithms, would have been the first one's.
+        assert_eq!(costs(&[vec![1.0, 2.0], vec![1.5, 1.75], vec![4.0, 1.0]]), [2.0, 1.75, 4.0]);
+        // What was not tried is never the least.
+        assert_eq!(costs(&[vec![f64::INFINITY; 2], vec![3.0, 4.0]]), [f64::INFINITY, 1.0]);
+    }
+
+    #[test]
+    fn both_forms_of_a_call_are_tried_where_there_are_two() {
+        use Placement::{In, Out};
+        for (operation, placements) in [
+            (Operation::AllReduce, &[Out, In][..]),
+            (Operation::AllGather, &[Out, In]),
+            (Operation::Broadcast, &[In]),
+            (Operation::Barrier, &[Out]),
+        ] {
+            let tried: Vec<_> = forms(operation, 1024, 2).iter().map(|work| work.placement).collect();
+            assert_eq!(tried, placements, "{operation:?}");
+        }
     }
 
     #[test]
