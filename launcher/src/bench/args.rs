@@ -154,7 +154,7 @@ pub struct SweepArgs {
     /// Timed calls of each size [default: 1000 up to 8K, 100 up to 1M, 20 above].
     #[arg(short = 'n', long = "iters", value_name = "N")]
     pub iterations: Option<String>,
-    /// Untimed calls before those [default: a tenth of them, at least 2].
+    /// Untimed calls before those; one is made in any case, as by nccl-tests [default: a tenth of them, at least 2].
     #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
     pub warmup: Option<String>,
     /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs;

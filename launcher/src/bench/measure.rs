@@ -217,7 +217,7 @@ impl<T: Exact> Bench<'_, T> {
             slot.fit(work, comm.rank());
         }
         self.fill(work, op)?;
-        for _ in 0..plan.repeats.warmup(bytes) {
+        for _ in 0..plan.repeats.untimed(bytes) {
             work.several(self.party, &mut self.slots)?;
         }
         let mine = self.times(work, plan.repeats.iterations(bytes))?;
@@ -399,11 +399,32 @@ mod tests {
     use super::*;
     use crate::bench::plan::tests::plan;
     use collectives::Options;
+    use collectives::trace::{Of, Trace};
 
     /// Bytes beside their buffers of so many ranks with these flags.
     fn beside(flags: &str, ranks: usize) -> Vec<u64> {
         let plan = &plan(flags).expect(flags);
         Communicator::on_threads(ranks, Options::default(), |comm| scratch(plan, &comm).unwrap())
+    }
+
+    #[test]
+    fn a_call_of_each_placement_is_not_timed_whatever_was_asked_for() {
+        for (flags, calls) in [("-w 0", 1 + 3), ("-w 1", 1 + 3), ("-w 5", 5 + 3)] {
+            let plan = plan(&format!("all_gather -b 1K -e 1K -n 3 -c 0 {flags}")).unwrap();
+            Communicator::on_threads(2, Options::default(), |comm| {
+                let trace = Trace::new(100);
+                comm.trace(Some(&trace));
+                trace.want(true);
+                let party = Party { comm: comm.clone(), native: None, device: None };
+                let cases = cases(&plan, &party).unwrap();
+                run(&plan, &cases, &party, &mut |_| Ok(true)).unwrap();
+                let (spans, _) = trace.take();
+                let gathers = spans.iter().filter(
+                    |span| matches!(span.of, Of::Call(call) if call.to_string().starts_with("all_gather")),
+                );
+                assert_eq!(gathers.count(), 2 * calls, "{flags}");
+            });
+        }
     }
 
     #[test]

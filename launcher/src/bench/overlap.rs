@@ -270,7 +270,7 @@ impl<T: Exact> Bench<'_, T> {
         let expected = Expectation::new(work.operation, &data, comm.rank(), 0, work.counts);
         self.slot.fit(work, comm.rank());
         self.slot.fill(work, comm.rank(), None, &expected)?;
-        for _ in 0..self.repeats.warmup(bytes) {
+        for _ in 0..self.repeats.untimed(bytes) {
             work.once(self.party, &mut self.slot)?;
         }
         let iterations = self.repeats.iterations(bytes);
@@ -354,7 +354,7 @@ impl<T: Exact> Bench<'_, T> {
     /// Calls with products beside them, after as many that are not timed as before calls alone: the first ones are slow, and
     /// means would have them.
     fn beside(&mut self, work: &Work, products: usize, bytes: usize) -> Result<Vec<Timings>> {
-        for _ in 0..self.repeats.warmup(bytes) {
+        for _ in 0..self.repeats.untimed(bytes) {
             self.overlapped(work, products)?;
         }
         (0..self.repeats.iterations(bytes)).map(|_| self.overlapped(work, products)).collect()

@@ -107,7 +107,7 @@ impl Repeats {
         calls.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Untimed calls before them.
+    /// Untimed calls before them, as asked for.
     pub fn warmup(&self, bytes: usize) -> usize {
         self.warmup.unwrap_or_else(|| default_warmup(self.iterations(bytes)))
     }
@@ -115,6 +115,11 @@ impl Repeats {
     /// Whether the number of iterations depends on the size.
     pub fn adaptive(&self) -> bool {
         self.iterations.is_none()
+    /// Those that are made: nccl-tests makes one of each size and placement, whatever was asked for.
+    pub fn untimed(&self, bytes: usize) -> usize {
+        self.warmup(bytes).max(1)
+    }
+
     }
 }
 
