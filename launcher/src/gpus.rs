@@ -34,6 +34,11 @@ pub fn library() -> Option<String> {
     Some(format!("NCCL {}", nccl.version))
 }
 
+/// The same as NCCL's own number (23003 is 2.30.3).
+pub fn nccl_number() -> Option<u32> {
+    Survey::nccl_number()
+}
+
 /// The variable by which NCCL here lets ranks share a GPU.
 pub fn sharing() -> Option<&'static str> {
     share_gpu(Survey::nccl_number()?, Some(0)).first().map(|(name, _)| *name)

@@ -40,6 +40,7 @@ fn every_operation_between_gpus_is_measured_and_right() {
     let json: serde_json::Value = bench.json("r.json");
     let library = json["transport_library"].as_str().unwrap_or_default();
     assert!(library.starts_with("NCCL 2.30"), "{json}");
+    assert!(json["nccl_version"].as_u64().is_some_and(|number| number / 100 == 230), "{json}");
     assert_eq!(json["config"]["registered_buffers"], false);
     for blocking in 1..=3 {
         let flags =

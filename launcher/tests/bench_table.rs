@@ -202,6 +202,7 @@ fn every_operation_prints_nccl_tests_table_with_consistent_numbers() {
         assert!((table.average - average).abs() <= 1e-5 * average, "{} {average}", table.average);
         assert_eq!(json["average_bus_bandwidth"]["okay"], "unchecked");
         assert_eq!(json["out_of_bounds"]["okay"], "true");
+        assert_eq!(json.get("nccl_version"), Some(&Value::Null), "there is no NCCL in this");
         let machine = &json["machine"];
         assert_eq!(machine["arch"], std::env::consts::ARCH);
         assert!(machine["cores"].as_u64() > Some(0) && machine["cpu"].is_string(), "{machine}");

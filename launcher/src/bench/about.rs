@@ -55,8 +55,9 @@ pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &
         None => transports::library(layers::between(party.comm.transport_name())),
     };
     let mut all = about(started, library);
-    // Of nccl-tests' format.
+    // Of nccl-tests' format, which has the number of the NCCL that it measures beside it.
     all["version"] = json!(3);
+    all["nccl_version"] = json!(party.device.as_ref().and_then(|_| gpus::nccl_number()));
     all["config"] = config.into();
     all
 }
