@@ -405,6 +405,9 @@ fn a_tuning_table_is_measured_and_then_used() {
     by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 1").success();
     let table = fs::read_to_string(bench.path("t.txt")).unwrap();
     assert!(table.contains("\nshm 2 all_reduce ") && table.contains("\nshm 3 all_reduce "), "{table}");
+    for group in ["shm 2", "shm 3"] {
+        assert_eq!(table.matches(&format!("\n# {group} last measured on ")).count(), 1, "{table}");
+    }
     let outcome = bench.run("bench all_reduce -b 1K -e 1K -n 3 --ranks 2 --tuning t.txt").success();
     assert!(outcome.stdout.contains("measured to be fastest"), "{}", outcome.stdout);
     let outcome = by_variable("bench all_reduce -b 1K -e 1K -n 3 --ranks 2").success();

@@ -14,7 +14,7 @@ use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::human;
-use crate::machine;
+use crate::machine::{self, Machine};
 use crate::plan::{Ranks, UNASKED, on_hosts, with_ranks};
 use crate::printed::Printed;
 use crate::ranks;
@@ -99,6 +99,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
     agree::check(&comm, &signature)?;
     let party = Party { comm: comm.clone(), native: None, device: None };
     let lead = comm.rank() == 0;
+    let place = Place { group: format!("{group} {}", comm.size()), machine: Machine::probe() };
     let out = Printed::new(&comm, args.ranks.quiet)?;
     out.text(&format!(
         "# caravan version {} tuning transport {} ranks {}\n# {:>15} {:>12}  time (us) per algorithm, out of place/in place, \
@@ -121,7 +122,7 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
         // What ends a run ends it between two collectives at best. Whether the file can be written is said at the end.
         let mut remark = String::new();
         if lead && is_replaced(&args.out) {
-            let there = write(&args.out, &table).unwrap_or_default();
+            let there = write(&args.out, &table, &place).unwrap_or_default();
             if let Some(sizes) = lost(&there, &group, comm.size(), kind, rule.sizes) {
                 let (name, sizes) = (operation.name(), sizes.of(kind));
                 remark =
@@ -131,20 +132,42 @@ fn rank(args: &TuneArgs, repeats: &Repeats, ranks: &Ranks, comm: Communicator) -
         out.text(&remark)?;
     }
     if lead {
-        write(&args.out, &table)?;
+        write(&args.out, &table, &place)?;
     }
     out.last(&format!("# written to {}; use it with --tuning or {}\n", args.out.display(), tuning::VARIABLE));
     out.end()
 }
 
+/// A group as its rules begin, and the machine that they are measured on.
+struct Place {
+    group: String,
+    machine: Machine,
+}
+
+impl Place {
+    /// The text of a table with a comment before the group's rules that says where they are from, in place of the one of an
+    /// earlier run. Nothing reads it: it is for who wonders why a table does not suit another machine.
+    fn noted(&self, table: &str) -> String {
+        let Place { group, machine } = self;
+        let start = format!("# {group} last measured on ");
+        let mut lines: Vec<&str> = table.lines().filter(|line| !line.starts_with(&start)).collect();
+        let note = format!("{start}{}, {}", machine.host, machine.cpu);
+        let of_group =
+            |line: &&str| line.strip_prefix(group.as_str()).is_some_and(|rest| rest.starts_with(' '));
+        let first = lines.iter().position(of_group).unwrap_or(lines.len());
+        lines.insert(first, &note);
+        lines.join("\n") + "\n"
+    }
+}
+
 /// Puts the table's rules into the file, in place of those for the same collectives of the same group; what was there.
-fn write(out: &Path, table: &TuningTable) -> Result<String> {
+fn write(out: &Path, table: &TuningTable, place: &Place) -> Result<String> {
     let mut there = String::new();
     // Others may have written there since this run began.
     files::change_whole(out, |old| {
         there.push_str(old);
         let broken = |e| Failure::run(format!("tuning table {}: {e}", out.display()));
-        table.merged_into(old).map_err(broken)
+        table.merged_into(old).map(|new| place.noted(&new)).map_err(broken)
     })?;
     Ok(there)
 }
@@ -356,6 +379,26 @@ mod tests {
         assert_eq!(between(1 << 10, 4 << 10), 2 << 10);
         // As below a first size of no more than -i adds.
         assert_eq!((between(0, 2 << 20), between(0, 0)), (1 << 20, 0));
+    }
+
+    #[test]
+    fn a_table_says_once_for_each_group_where_it_was_measured() {
+        let of = |group: &str, host: &str| {
+            let machine = Machine { host: host.into(), cpu: "A Processor".into(), ..Machine::probe() };
+            Place { group: group.into(), machine }
+        };
+        let table = "caravan-tuning 1\n# ours\nshm 21 barrier all direct-read direct-read\n\
+                     shm 2 reduce all linear linear\nshm 2 barrier all direct-read direct-read\n";
+        let once = of("shm 2", "first").noted(table);
+        let noted =
+            table.replace("shm 2 reduce", "# shm 2 last measured on first, A Processor\nshm 2 reduce");
+        assert_eq!(once, noted);
+        let twice = of("shm 2", "second").noted(&of("shm 21", "first").noted(&once));
+        let noted = noted.replace("first", "second");
+        let both = noted.replace("shm 21 b", "# shm 21 last measured on first, A Processor\nshm 21 b");
+        assert_eq!(twice, both);
+        // Who reads a table passes over it.
+        assert_eq!(twice.parse::<TuningTable>(), table.parse());
     }
 
     #[test]
