@@ -313,9 +313,9 @@ pub struct CollectiveArgs {
   caravan bench overlap reduce_scatter
   caravan bench overlap all_gather -b 1M -e 64M --json overlap.json
 
-Columns: pure is a call alone; compute is the matrix products alone, as many as take as long as the call; overall is the \
-call started, the products, then the wait; init, test and wait are its time inside the start, the calls to progress and \
-the wait. Times are medians over calls and means over ranks. Two formulas of overlap, in per cent, of means over calls, \
+Columns: pure is a call alone; compute is the matrix products alone, as many as take as long as the call does on the mean; \
+overall is the call started, the products, then the wait; init, test and wait are its time inside the start, the calls to \
+progress and the wait. Times are medians over calls and means over ranks. Two formulas of overlap, in per cent, of means over calls, \
 as the benchmarks of these names have them (in the file of --json also of medians), and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
   IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute

@@ -44,7 +44,7 @@ pub(super) fn header(args: &OverlapArgs, comm: &Communicator, remark: Option<Str
         "# caravan version {} transport {} ranks {} progress {} tests {}\n\
          {remark}\
          # Overlap with products of {side} x {side} matrices in f32, of {short} x {short} beside short calls, that alone take as \
-         long as the call; medians over calls, means over ranks\n\
+         long as the call does on the mean; times are medians over calls, means over ranks\n\
          # OSU and IMB are of means over calls, as those benchmarks have them; in the JSON also of medians\n\
          # OSU = max(0, 100 - 100 (overall - compute while communicating) / pure); \
          IMB = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), cpu = compute while communicating, \
