@@ -157,7 +157,7 @@ pub struct SweepArgs {
     /// Untimed calls before those; one is made in any case, as by nccl-tests [default: a tenth of them, at least 2].
     #[arg(short = 'w', long = "warmup-iters", alias = "warmup_iters", value_name = "N")]
     pub warmup: Option<String>,
-    /// Whether ranks that caravan starts stay on processors of their own, as mpirun and srun bind theirs;
+    /// Whether ranks that caravan starts stay each on its share of the cores (`mpirun --bind-to core` gives each rank one);
     /// not over NCCL, which has threads of its own [default: core, where the system shows its processors].
     #[arg(long, value_enum, value_name = "TO")]
     pub bind: Option<Bind>,
