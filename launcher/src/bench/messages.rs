@@ -1,5 +1,9 @@
 //! Who sends to whom in `send_recv`.
 
+use super::args::{Blocking, Calls, CollectiveArgs};
+use super::operation::Operation;
+use crate::failure::{Failure, Result};
+
 /// The messages of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Messages {
@@ -88,6 +92,42 @@ pub const fn first(rank: usize) -> bool {
 /// The other of a pair; the last of an odd number of ranks has none.
 fn partner(rank: usize, ranks: usize) -> Option<usize> {
     Some(rank ^ 1).filter(|&other| other < ranks)
+}
+
+/// The messages of `send_recv` that flags ask for, `aggregate` calls at once.
+///
+/// # Errors
+/// Flags that are for other operations, or do not go together.
+pub fn asked_for(
+    operation: Operation,
+    aggregate: usize,
+    blocking: Blocking,
+    args: &CollectiveArgs,
+) -> Result<Messages> {
+    let (asked, messages) = match (args.one_way, args.ping_pong) {
+        (false, false) => return Ok(Messages::Ring),
+        (true, false) => ("--one-way", Messages::OneWay),
+        (false, true) => ("--ping-pong", Messages::PingPong),
+        (true, true) => {
+            return Err(Failure::usage(
+                "--one-way and --ping-pong: messages come back or they do not, give one",
+            ));
+        }
+    };
+    if operation != Operation::SendRecv {
+        let name = operation.name();
+        return Err(Failure::usage(format!("{asked} is for send_recv: every rank of {name} has its part")));
+    }
+    let several = [("-m", aggregate > 1), ("--calls started", args.calls == Calls::Started)];
+    match several.into_iter().find(|(_, asked)| *asked).filter(|_| messages == Messages::PingPong) {
+        Some((other, _)) => Err(Failure::usage(format!(
+            "--ping-pong answers each message before the next, and {other} is for several at once: leave it away"
+        ))),
+        None if messages == Messages::PingPong && blocking == Blocking::Barrier => Err(Failure::usage(
+            "--ping-pong shows half of what two messages take, and -z 1 has a barrier in that time: take -z 0, 2 or 3",
+        )),
+        None => Ok(messages),
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! From literal flags to what one run of an operation does: everything that can be checked without ranks is.
 
 use super::args::{Average, Bind, Blocking, Calls, CollectiveArgs, SweepArgs};
-use super::messages::Messages;
+use super::messages::{self, Messages};
 use super::operation::Operation;
 use super::plot::MOST_LINES;
 use super::sweep::{DEFAULT_ITERATIONS, Step, Sweep, default_iterations, default_warmup};
@@ -16,6 +16,9 @@ use collectives::{DType, ReduceOp};
 
 /// More calls of a size than this, timed or not, are a typing error.
 const MOST_CALLS: usize = 10_000_000;
+
+/// The reduction of nccl-tests that has no counterpart here: each rank's data times a factor of its own, summed.
+const MULSUM: &str = "mulsum";
 
 /// A sweep with its repetitions, and where ranks run meanwhile.
 #[derive(Clone, Debug)]
@@ -112,14 +115,14 @@ impl Repeats {
         self.warmup.unwrap_or_else(|| default_warmup(self.iterations(bytes)))
     }
 
-    /// Whether the number of iterations depends on the size.
-    pub fn adaptive(&self) -> bool {
-        self.iterations.is_none()
     /// Those that are made: nccl-tests makes one of each size and placement, whatever was asked for.
     pub fn untimed(&self, bytes: usize) -> usize {
         self.warmup(bytes).max(1)
     }
 
+    /// Whether the number of iterations depends on the size.
+    pub fn adaptive(&self) -> bool {
+        self.iterations.is_none()
     }
 }
 
@@ -166,7 +169,7 @@ pub struct Plan {
     /// None once where nothing is reduced.
     pub ops: Vec<Option<ReduceOp>>,
     /// What is shown of that None: nccl-tests shows send_recv with the reduction that was asked for, which it has none of.
-    pub unused_op: Option<ReduceOp>,
+    pub unused_op: Option<&'static str>,
     pub roots: Roots,
     pub check: usize,
     pub average: Average,
@@ -205,8 +208,11 @@ impl Plan {
             (true, op) => {
                 vec![Some(op.parse().map_err(|e| Failure::usage(format!("-o {op}: {e}, and all")))?)]
             }
-            // Scripts pass -o to every test of nccl-tests; a name that nobody knows is still an error.
-            (false, op) if op == "all" || op.parse::<ReduceOp>().is_ok() || op == "none" => vec![None],
+            // Scripts pass -o to every test of nccl-tests, also what is not possible here; a name that nobody knows is still an
+            // error.
+            (false, op) if ["all", "none", MULSUM].contains(&op) || op.parse::<ReduceOp>().is_ok() => {
+                vec![None]
+            }
             (false, op) => {
                 return Err(Failure::usage(format!("-o {op}: {}", op.parse::<ReduceOp>().unwrap_err())));
             }
@@ -228,7 +234,7 @@ impl Plan {
             &args.blocking,
             &[Blocking::Streaming, Blocking::Barrier, Blocking::Wait, Blocking::Isolated],
         )?;
-        let messages = messages(operation, aggregate, blocking, args)?;
+        let messages = messages::asked_for(operation, aggregate, blocking, args)?;
         let cycles =
             Some(whole("-N", &args.cycles, "or 0 to go on until it is interrupted")?).filter(|&n| n > 0);
         let check = whole("-c", &args.check, "at least 0")?;
@@ -253,7 +259,10 @@ impl Plan {
             repeats,
             dtypes,
             ops,
-            unused_op: (operation == Operation::SendRecv).then(|| args.op.parse().unwrap_or(ReduceOp::Sum)),
+            unused_op: (operation == Operation::SendRecv).then(|| match args.op.as_str() {
+                MULSUM => MULSUM,
+                op => op.parse().unwrap_or(ReduceOp::Sum).name(),
+            }),
             roots,
             check,
             average: *choice(
@@ -392,7 +401,7 @@ impl Plan {
 
     /// The column `redop` of a row.
     pub fn op_name(&self, op: Option<ReduceOp>) -> &'static str {
-        op_name(op.or(self.unused_op))
+        op.map(ReduceOp::name).or(self.unused_op).unwrap_or(op_name(None))
     }
 
     /// The roots to go through over `ranks`; None once where there is no root.
@@ -422,39 +431,6 @@ pub fn dtypes(text: &str) -> Result<Vec<DType>> {
         Failure::usage(format!("-d {text}: element types are {known}, and all"))
     })?;
     Ok(vec![one])
-}
-
-/// The messages of `send_recv`, `aggregate` calls at once.
-fn messages(
-    operation: Operation,
-    aggregate: usize,
-    blocking: Blocking,
-    args: &CollectiveArgs,
-) -> Result<Messages> {
-    let (asked, messages) = match (args.one_way, args.ping_pong) {
-        (false, false) => return Ok(Messages::Ring),
-        (true, false) => ("--one-way", Messages::OneWay),
-        (false, true) => ("--ping-pong", Messages::PingPong),
-        (true, true) => {
-            return Err(Failure::usage(
-                "--one-way and --ping-pong: messages come back or they do not, give one",
-            ));
-        }
-    };
-    if operation != Operation::SendRecv {
-        let name = operation.name();
-        return Err(Failure::usage(format!("{asked} is for send_recv: every rank of {name} has its part")));
-    }
-    let several = [("-m", aggregate > 1), ("--calls started", args.calls == Calls::Started)];
-    match several.into_iter().find(|(_, asked)| *asked).filter(|_| messages == Messages::PingPong) {
-        Some((other, _)) => Err(Failure::usage(format!(
-            "--ping-pong answers each message before the next, and {other} is for several at once: leave it away"
-        ))),
-        None if messages == Messages::PingPong && blocking == Blocking::Barrier => Err(Failure::usage(
-            "--ping-pong shows half of what two messages take, and -z 1 has a barrier in that time: take -z 0, 2 or 3",
-        )),
-        None => Ok(messages),
-    }
 }
 
 fn algo(text: &str) -> Result<Algo> {

@@ -57,6 +57,8 @@ fn defaults_sweep_from_a_kibibyte_to_64_mebibytes() {
         ("send_recv", "sum"),
         ("send_recv -o max", "max"),
         ("send_recv -o all", "sum"),
+        ("send_recv -o mulsum", "mulsum"),
+        ("broadcast -o mulsum", "none"),
         ("all_to_all", "none"),
     ] {
         let p = plan(flags).unwrap();
