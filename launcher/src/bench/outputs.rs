@@ -79,7 +79,9 @@ fn write(flag: &str, path: &Path, run: &Run, least: Option<f64>) -> Result<()> {
         _ => {
             let unfinished = if run.complete { "" } else { ", unfinished" };
             let (name, transport, ranks) = (run.operation.name(), &run.transport, run.ranks);
-            plot::svg(&Series::of_run(run), &format!("{name} over {transport}, {ranks} ranks{unfinished}"))?
+            let refuse = |e| Failure::run(format!("{flag}: the run {e}"));
+            let series = Series::of_run(run).map_err(refuse)?;
+            plot::svg(&series, &format!("{name} over {transport}, {ranks} ranks{unfinished}"))?
         }
     };
     files::write_whole(path, text.as_bytes()).map_err(|e| Failure::run(format!("{flag}: {e}")))

@@ -111,6 +111,15 @@ impl Run {
 
     /// nccl-tests' JSON (its keys, types and units: microseconds, GB/s) with ours beside it.
     pub fn json(&self, min_busbw: Option<f64>) -> Value {
+        self.told(min_busbw, Row::json)
+    }
+
+    /// The same without single calls, which are most of it.
+    pub fn outline(&self) -> Value {
+        self.told(None, Row::outline)
+    }
+
+    fn told(&self, min_busbw: Option<f64>, row: fn(&Row) -> Value) -> Value {
         let (average, failures) = (self.found.average_bus_bandwidth(), self.found.failures);
         let mut all = self.about.clone();
         all["operation"] = json!(self.operation.name());
@@ -118,7 +127,7 @@ impl Run {
         all["ranks"] = json!(self.ranks);
         all["complete"] = json!(self.complete);
         all["end_time"] = json!(now());
-        all["results"] = self.rows.iter().map(Row::json).collect();
+        all["results"] = self.rows.iter().map(row).collect();
         // A rank that meets one leaves a file that is not complete.
         all["errors"] = json!([]);
         all["out_of_bounds"] = json!({"count": failures, "okay": told(failures == 0)});
@@ -175,7 +184,7 @@ impl Run {
 }
 
 impl Row {
-    fn json(&self) -> Value {
+    fn outline(&self) -> Value {
         let l = &self.label;
         let mut row = json!({
             "size": l.bytes, "count": l.count, "type": l.dtype, "redop": l.op, "root": l.root.to_string(),
@@ -192,6 +201,13 @@ impl Row {
                 "algorithm": m.algorithm,
                 "why": m.why,
             });
+        }
+        row
+    }
+
+    fn json(&self) -> Value {
+        let mut row = self.outline();
+        for (name, m) in [("out_of_place", &self.out_of_place), ("in_place", &self.in_place)] {
             row[format!("{name}_calls")] = timed(&m.calls, &m.times);
             // What nccl-tests means by this name, and the table by its columns.
             if let (Some(summary), Some(slowest)) = (&m.half.per_call, &m.slowest) {

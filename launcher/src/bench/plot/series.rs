@@ -23,9 +23,11 @@ pub type Point = (f64, f64, f64);
 
 impl Series {
     /// The two placements of a run that is still in memory.
-    pub fn of_run(run: &Run) -> Vec<Series> {
-        let json = run.json(None);
-        Self::of_json(&json, "").unwrap_or_default()
+    ///
+    /// # Errors
+    /// As [`of_json`](Self::of_json).
+    pub fn of_run(run: &Run) -> std::result::Result<Vec<Series>, String> {
+        Self::of_json(&run.outline(), "")
     }
 
     /// The lines of what `--json` wrote (or nccl-tests' `-J`): out of place, and in place where it differs. One
@@ -175,10 +177,18 @@ mod tests {
     #[test]
     fn a_size_that_was_measured_again_is_one_point() {
         let run = example("shm", &[(1024, 5e-6), (2048, 1e-6), (1024, 1e-6), (1024, 3e-6)]);
-        let series = Series::of_run(&run);
+        let series = Series::of_run(&run).unwrap();
         assert_eq!(series[0].name(), "all_gather shm float 2 ranks, median of 3");
         let points: Vec<(f64, f64)> = series[0].points.iter().map(|p| (p.0, p.1.round())).collect();
         assert_eq!(points, [(1024.0, 3.0), (2048.0, 1.0)]);
+    }
+
+    #[test]
+    fn a_run_with_what_no_axis_has_room_for_says_so() {
+        let mut run = example("shm", &[(1024, 1e-6)]);
+        run.rows[0].out_of_place.half.bus_bandwidth = 1e18;
+        let e = Series::of_run(&run).unwrap_err();
+        assert_eq!(e, "has no number 'bus_bw' in entry 0 of 'results'");
     }
 
     #[test]
@@ -186,7 +196,7 @@ mod tests {
         let lines = |cycles: usize| {
             let mut run = example("shm", &[(16, 1e-6), (16, 2e-6), (32, 3e-6), (16, 4e-6), (32, 5e-6)]);
             run.about["config"] = json!({"run_cycles": cycles});
-            Series::of_run(&run).remove(0)
+            Series::of_run(&run).unwrap().remove(0)
         };
         assert_eq!(lines(1).name(), "all_gather shm float 2 ranks");
         assert_eq!(lines(2).name(), "all_gather shm float 2 ranks, median of 2");
