@@ -16,7 +16,7 @@
 //! - Min, max: any value but zero (whose sign an order may choose) and NaN.
 
 use super::operation::{Counts, Operation};
-use collectives::{DType, Element, ReduceOp, bf16, f16};
+use collectives::{DType, Element, ReduceOp, bf16, f16, mix};
 use std::iter::once;
 
 /// Elements of which contributions are made.
@@ -123,13 +123,6 @@ pub struct Data {
     /// libraries differ in what they do beyond it: Open MPI, for one, wraps or saturates bytes as the processor's
     /// instructions do. Floats that are averaged may be multiplied by 1/ranks first.
     pub foreign: bool,
-}
-
-/// Mixes all bits of `x` (the finalizer of MurmurHash3 by its published constants).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    x ^ (x >> 33)
 }
 
 impl Data {

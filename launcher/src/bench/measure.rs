@@ -364,15 +364,15 @@ fn over_some(
     average: Average,
     (part, parts): (bool, usize),
 ) -> Result<Vec<f64>> {
-    if average == Average::First {
-        let mut first = mine.to_vec();
-        comm.broadcast(&mut first[..], 0)?;
-        return Ok(first);
-    }
     let (op, nothing, scale) = match average {
+        Average::First => {
+            let mut first = mine.to_vec();
+            comm.broadcast(&mut first[..], 0)?;
+            return Ok(first);
+        }
         Average::Min => (ReduceOp::Min, f64::INFINITY, 1.0),
         Average::Max => (ReduceOp::Max, 0.0, 1.0),
-        Average::Mean | Average::First => (ReduceOp::Sum, 0.0, 1.0 / parts as f64),
+        Average::Mean => (ReduceOp::Sum, 0.0, 1.0 / parts as f64),
     };
     let mut all = vec![nothing; mine.len()];
     if part {
