@@ -9,20 +9,54 @@ use super::record;
 use super::sweep::Step;
 use super::{PCI, algo_name, average_name};
 use crate::about::about;
+use crate::agree;
+use crate::bind;
+use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::layers;
+use crate::machine::Machine;
 use crate::transports;
 use serde_json::{Map, Value, json};
 
+/// What a rank says about itself.
+pub struct Member {
+    pub pid: u32,
+    pub host: String,
+    /// The number of its device.
+    pub device: usize,
+    /// Which processor or GPU that is.
+    pub name: String,
+    /// Those that it may use, as the system lists them.
+    pub processors: String,
+}
+
+impl Member {
+    /// Every rank, in rank order.
+    ///
+    /// # Errors
+    /// The transport's.
+    pub fn all(party: &Party) -> Result<Vec<Member>> {
+        let machine = Machine::probe();
+        let (device, name) = match &party.device {
+            Some(gpus) => (gpus.device.gpu.ordinal(), gpus.device.gpu.properties().name.clone()),
+            None => (0, machine.cpu),
+        };
+        let mine = json!([std::process::id(), machine.host, device, name, bind::listed(&bind::processors())]);
+        let all = agree::exchange(&party.comm, &mine.to_string())?;
+        let read = |line: &String| {
+            let (pid, host, device, name, processors) = serde_json::from_str(line).map_err(Failure::run)?;
+            Ok(Member { pid, host, device, name, processors })
+        };
+        all.iter().map(read).collect()
+    }
+}
+
 /// The part of the JSON that says what ran where.
-pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[String], started: &str) -> Value {
-    let devices = who.iter().enumerate().map(|(rank, line)| {
-        let fields: Vec<&str> = line.split('\t').collect();
-        let field = |i: usize| fields.get(i).copied().unwrap_or("");
+pub fn run(plan: &Plan, cases: &Cases, party: &Party, who: &[Member], started: &str) -> Value {
+    let devices = who.iter().enumerate().map(|(rank, member)| {
         json!({
-            "rank": rank, "group": 0, "pid": field(0).parse::<u64>().ok(), "hostname": field(1),
-            "device": field(2).parse::<u64>().ok(), "device_hex": PCI, "device_info": field(3),
-            "processors": field(4),
+            "rank": rank, "group": 0, "pid": member.pid, "hostname": member.host, "device": member.device,
+            "device_hex": PCI, "device_info": member.name, "processors": member.processors,
         })
     });
     let [first, second] = plan.operation.placements(plan.calls, party.native.is_some());

@@ -93,10 +93,19 @@ pub enum BenchCommand {
     Plot(PlotArgs),
 }
 
+/// The same with what all operations have in common.
+pub enum Task<'a> {
+    Operation(Operation, &'a CollectiveArgs),
+    Overlap(&'a OverlapArgs),
+    Tune(&'a TuneArgs),
+    Kernels(&'a KernelArgs),
+    Plot(&'a PlotArgs),
+}
+
 impl BenchCommand {
-    /// The operation and its flags, if it is one.
-    pub fn collective(&self) -> Option<(Operation, &CollectiveArgs)> {
-        Some(match self {
+    /// What is to be done, with its flags.
+    pub fn task(&self) -> Task<'_> {
+        let (operation, args) = match self {
             BenchCommand::AllReduce(a) => (Operation::AllReduce, a),
             BenchCommand::ReduceScatter(a) => (Operation::ReduceScatter, a),
             BenchCommand::AllGather(a) => (Operation::AllGather, a),
@@ -107,22 +116,21 @@ impl BenchCommand {
             BenchCommand::AllToAll(a) => (Operation::AllToAll, a),
             BenchCommand::SendRecv(a) => (Operation::SendRecv, a),
             BenchCommand::Barrier(a) => (Operation::Barrier, a),
-            BenchCommand::Overlap(_)
-            | BenchCommand::Tune(_)
-            | BenchCommand::Kernels(_)
-            | BenchCommand::Plot(_) => return None,
-        })
+            BenchCommand::Overlap(a) => return Task::Overlap(a),
+            BenchCommand::Tune(a) => return Task::Tune(a),
+            BenchCommand::Kernels(a) => return Task::Kernels(a),
+            BenchCommand::Plot(a) => return Task::Plot(a),
+        };
+        Task::Operation(operation, args)
     }
-}
 
-impl BenchCommand {
     /// The flags about ranks, if it runs any.
     pub fn ranks(&self) -> Option<&RankArgs> {
-        match self {
-            BenchCommand::Overlap(args) => Some(&args.ranks),
-            BenchCommand::Tune(args) => Some(&args.ranks),
-            BenchCommand::Kernels(_) | BenchCommand::Plot(_) => None,
-            other => other.collective().map(|(_, args)| &args.ranks),
+        match self.task() {
+            Task::Operation(_, args) => Some(&args.ranks),
+            Task::Overlap(args) => Some(&args.ranks),
+            Task::Tune(args) => Some(&args.ranks),
+            Task::Kernels(_) | Task::Plot(_) => None,
         }
     }
 }

@@ -229,7 +229,6 @@ impl Work {
             return Ok(InFlight::Nothing(comm.start_barrier()?));
         };
         let at_root = comm.rank() == root;
-        // In place the other buffer stays in its slot.
         let flight = match (self.operation, self.placement) {
             (Operation::AllReduce, Placement::Out) => {
                 InFlight::Two(comm.start_all_reduce(send, receive, op)?)
@@ -271,24 +270,31 @@ impl Work {
                 };
                 InFlight::Message { send, receive }
             }
-            (operation, _) => {
-                slot.send = Some(send);
-                match operation {
-                    Operation::AllReduce => InFlight::One(comm.start_all_reduce_in_place(receive, op)?),
-                    Operation::ReduceScatter => {
-                        InFlight::One(comm.start_reduce_scatter_in_place(receive, op)?)
-                    }
-                    Operation::AllGather => InFlight::One(comm.start_all_gather_in_place(receive)?),
-                    Operation::Broadcast => InFlight::One(comm.start_broadcast(receive, root)?),
-                    Operation::Reduce => InFlight::One(comm.start_reduce_in_place(receive, op, root)?),
-                    Operation::Gather => InFlight::One(comm.start_gather_in_place(receive, root)?),
-                    Operation::Scatter => InFlight::One(comm.start_scatter_in_place(receive, root)?),
-                    Operation::AllToAll => InFlight::One(comm.start_all_to_all_in_place(receive)?),
-                    Operation::SendRecv | Operation::Barrier => {
-                        slot.receive = Some(receive);
-                        InFlight::Nothing(comm.start_barrier()?)
-                    }
-                }
+            (Operation::AllReduce, Placement::In) => {
+                slot.beside(send, comm.start_all_reduce_in_place(receive, op)?)
+            }
+            (Operation::ReduceScatter, Placement::In) => {
+                slot.beside(send, comm.start_reduce_scatter_in_place(receive, op)?)
+            }
+            (Operation::AllGather, Placement::In) => {
+                slot.beside(send, comm.start_all_gather_in_place(receive)?)
+            }
+            (Operation::Broadcast, _) => slot.beside(send, comm.start_broadcast(receive, root)?),
+            (Operation::Reduce, Placement::In) => {
+                slot.beside(send, comm.start_reduce_in_place(receive, op, root)?)
+            }
+            (Operation::Gather, Placement::In) => {
+                slot.beside(send, comm.start_gather_in_place(receive, root)?)
+            }
+            (Operation::Scatter, Placement::In) => {
+                slot.beside(send, comm.start_scatter_in_place(receive, root)?)
+            }
+            (Operation::AllToAll, Placement::In) => {
+                slot.beside(send, comm.start_all_to_all_in_place(receive)?)
+            }
+            (Operation::Barrier, _) => {
+                (slot.send, slot.receive) = (Some(send), Some(receive));
+                InFlight::Nothing(comm.start_barrier()?)
             }
         };
         Ok(flight)

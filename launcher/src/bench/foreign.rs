@@ -122,10 +122,11 @@ impl Variable {
 mod tests {
     use super::*;
     use crate::args::tests::bench;
+    use crate::bench::args::Task;
 
     fn check(flags: &str, started: Option<usize>) -> Result<()> {
         let bench = bench(&format!("all_reduce {flags}"));
-        let args = bench.command.collective().expect(flags).1;
+        let Task::Operation(_, args) = bench.command.task() else { panic!("{flags}") };
         args.foreign.check(started, args.ranks.ranks)
     }
 

@@ -33,18 +33,19 @@ pub use record::CSV_NAMES;
 use crate::about::now;
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;
-use crate::bind::{self, Binding};
+use crate::bind::Binding;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Way};
 use crate::gpus;
 use crate::human;
-use crate::machine::{self, Machine};
+use crate::machine;
 use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
 use crate::printed::Printed;
 use crate::ranks::{identity, lead, started_elsewhere};
 use crate::transports;
 use crate::tuning;
-use args::{Average, BenchCommand, Blocking, Calls, CollectiveArgs, PlotArgs};
+use about::Member;
+use args::{Average, Blocking, Calls, CollectiveArgs, PlotArgs, Task};
 use calls::Party;
 use cases::Cases;
 use messages::Messages;
@@ -66,15 +67,12 @@ const PCI: &str = "0000:00:00";
 /// One sentence: usage, or what went wrong.
 pub fn bench(args: &BenchArgs) -> Result<()> {
     args.command.ranks().map_or(Ok(()), plain_calls)?;
-    if let Some((operation, flags)) = args.command.collective() {
-        return collective(operation, flags);
-    }
-    match &args.command {
-        BenchCommand::Overlap(flags) => overlap::overlap(flags),
-        BenchCommand::Tune(flags) => tune::tune(flags),
-        BenchCommand::Kernels(flags) => kernels::kernels(flags),
-        BenchCommand::Plot(flags) => plot(flags),
-        _ => Err(Failure::usage("this is no operation")),
+    match args.command.task() {
+        Task::Operation(operation, flags) => collective(operation, flags),
+        Task::Overlap(flags) => overlap::overlap(flags),
+        Task::Tune(flags) => tune::tune(flags),
+        Task::Kernels(flags) => kernels::kernels(flags),
+        Task::Plot(flags) => plot(flags),
     }
 }
 
@@ -85,33 +83,33 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 /// One sentence: wrong usage.
 pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
     args.command.ranks().map_or(Ok(()), plain_calls)?;
-    if let Some((operation, flags)) = args.command.collective() {
-        flags.foreign.check(Some(world), flags.ranks.ranks)?;
-        let plan = Plan::new(operation, flags)?;
-        plan.check(world, true)?;
-        if world > 1 {
-            measure::possible_anywhere(&plan)?;
+    match args.command.task() {
+        Task::Operation(operation, flags) => {
+            flags.foreign.check(Some(world), flags.ranks.ranks)?;
+            let plan = Plan::new(operation, flags)?;
+            plan.check(world, true)?;
+            if world > 1 {
+                measure::possible_anywhere(&plan)?;
+            }
+            check_bind(plan.repeats.bind, true, asked.nccl)?;
+            files::check_distinct(&outputs::asked_for(flags))?;
+            check_together(&plan, flags, asked.nccl, &asked.label())
         }
-        check_bind(plan.repeats.bind, true, asked.nccl)?;
-        files::check_distinct(&outputs::asked_for(flags))?;
-        return check_together(&plan, flags, asked.nccl, &asked.label());
-    }
-    match &args.command {
-        BenchCommand::Overlap(flags) => {
+        Task::Overlap(flags) => {
             on_hosts("bench overlap", &flags.ranks)?;
             unshared(&flags.ranks)?;
             flags.json.iter().try_for_each(|path| files::check_distinct(&[("--json", path)]))?;
             let (repeats, _) = overlap::check(flags, world)?;
             check_bind(repeats.bind, true, false)
         }
-        BenchCommand::Tune(flags) => {
+        Task::Tune(flags) => {
             on_hosts("bench tune", &flags.ranks)?;
             unshared(&flags.ranks)?;
             files::check_distinct(&[("-o", &flags.out)])?;
             let repeats = tune::check(flags, world, true)?;
             check_bind(repeats.bind, true, false)
         }
-        _ => Ok(()),
+        Task::Kernels(_) | Task::Plot(_) => Ok(()),
     }
 }
 
@@ -272,7 +270,7 @@ fn rank(
     }
     let cases = measure::cases(plan, party)?;
     let started = now();
-    let who = agree::exchange(comm, &introduce(party))?;
+    let who = Member::all(party)?;
     let mut run = Run {
         operation: plan.operation,
         messages: plan.messages,
@@ -307,18 +305,7 @@ fn rank(
     verdict::ended(verdict::of(plan, &run), files.write(&run).and(out.end()))
 }
 
-/// What this rank says about itself: process, host, the number of its device, processor or GPU, and which processors it may use.
-pub fn introduce(party: &Party) -> String {
-    let machine = Machine::probe();
-    let (number, name) = match &party.device {
-        Some(gpus) => (gpus.device.gpu.ordinal(), gpus.device.gpu.properties().name.clone()),
-        None => (0, machine.cpu.clone()),
-    };
-    let processors = bind::listed(&bind::processors());
-    format!("{}\t{}\t{number}\t{name}\t{processors}", std::process::id(), machine.host)
-}
-
-fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
+fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[Member]) -> String {
     let comm = &party.comm;
     let sweep = plan.repeats.sweep;
     let (step, unit) = match sweep.step {
@@ -378,10 +365,7 @@ fn header(plan: &Plan, cases: &Cases, party: &Party, who: &[String]) -> String {
         text += "# Times are between events of each GPU's compute stream\n";
     }
     text += "#\n# Using devices\n";
-    for (rank, line) in who.iter().enumerate() {
-        let mut fields = line.split('\t');
-        let mut next = || fields.next().unwrap_or("?");
-        let (pid, host, device, name) = (next(), next(), next(), next());
+    for (rank, Member { pid, host, device, name, .. }) in who.iter().enumerate() {
         text += &format!(
             "#  Rank {rank:2} Group  0 Pid {pid:>6} on {host:>10} device {device:>2} [{PCI}] {name}\n"
         );

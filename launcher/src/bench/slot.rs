@@ -119,6 +119,12 @@ impl<T: Exact> Slot<T> {
         }
     }
 
+    /// A call that has the one buffer of a call in place; the other stays here.
+    pub fn beside(&mut self, send: Buffer<T>, call: Pending<Buffer<T>>) -> InFlight<T> {
+        self.send = Some(send);
+        InFlight::One(call)
+    }
+
     /// Waits for a started call and takes its buffers back.
     ///
     /// # Errors

@@ -64,6 +64,7 @@ pub fn launch(
 pub mod tests {
     use super::*;
     use crate::args::tests::bench;
+    use crate::bench::args::Task;
     use crate::bench::calls::Party;
     use crate::bench::record::tests::{example, of_rows};
     use crate::bench::{footer, rank};
@@ -158,7 +159,7 @@ pub mod tests {
     /// The same of an operation with these flags.
     fn of_flags(flags: &str) -> Failure {
         let args = bench(flags);
-        let (operation, args) = args.command.collective().unwrap();
+        let Task::Operation(operation, args) = args.command.task() else { panic!("no operation") };
         let plan = Plan::new(operation, args).unwrap();
         let ranks = Ranks::plan(&args.ranks, UNASKED, None).unwrap();
         of_spoiled(&ranks, &|comm| {
@@ -195,7 +196,7 @@ pub mod tests {
     #[test]
     fn a_footer_that_says_failed_and_a_verdict_go_together() {
         let args = bench("all_gather --min-busbw 1");
-        let (operation, args) = args.command.collective().unwrap();
+        let Task::Operation(operation, args) = args.command.task() else { panic!("no operation") };
         let plan = Plan::new(operation, args).unwrap();
         let right = example("shm", &[(1 << 20, 1e-6), (1 << 20, 1e-6)]);
         let mut rows = right.rows.clone();

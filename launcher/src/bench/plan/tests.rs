@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::args::tests::bench;
-use crate::bench::args::BenchCommand;
+use crate::bench::args::{BenchCommand, Task};
 
 pub fn plan(flags: &str) -> Result<Plan> {
     let bench = bench(flags);
-    let (operation, args) = bench.command.collective().expect(flags);
+    let Task::Operation(operation, args) = bench.command.task() else { panic!("{flags}") };
     Plan::new(operation, args)
 }
 
