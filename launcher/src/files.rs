@@ -35,6 +35,24 @@ pub enum Way {
     Growing,
 }
 
+/// A file that a command writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// What asks for it.
+    pub flag: &'static str,
+    /// Its name.
+    pub file: &'a Path,
+    pub way: Way,
+    pub kind: Kind,
+}
+
+impl<'a> Output<'a> {
+    /// One that is written at the end.
+    pub fn whole(flag: &'static str, file: &'a Path, kind: Kind) -> Self {
+        Output { flag, file, way: Way::Whole, kind }
+    }
+}
+
 /// Finds out whether `path` can be written that way; leaves nothing behind.
 ///
 /// # Errors
@@ -42,7 +60,7 @@ pub enum Way {
 pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     let refuse = |e: &dyn std::fmt::Display| Failure::usage(format!("{flag} {}: {e}", path.display()));
     let deny = |e: std::io::Error| refuse(&format!("{e}; give a file that can be written"));
-    check_name(flag, path, "/dev/stdout for the standard output")?;
+    check_output_name(flag, path)?;
     if standard(path).is_some() {
         return Ok(());
     }
@@ -75,14 +93,18 @@ pub fn check_writable(flag: &str, path: &Path, way: Way) -> Result<()> {
     NewFile::create(path).map(drop).map_err(deny)
 }
 
-/// The same, and refuses one that would take the place of what is `read` or of what is not of this `kind`.
+/// The same of all that a command writes, of which none may be written over another or take the place of what is `read` or of
+/// what is not of its kind.
 ///
 /// # Errors
 /// The flag, the path, and what is in the way.
-pub fn check_output(flag: &str, path: &Path, way: Way, kind: Kind, read: &[PathBuf]) -> Result<()> {
-    check_writable(flag, path, way)?;
-    check_apart(flag, path, read)?;
-    check_replaced(flag, path, kind)
+pub fn check_outputs(outputs: &[Output<'_>], read: &[PathBuf]) -> Result<()> {
+    outputs.iter().try_for_each(|output| check_writable(output.flag, output.file, output.way))?;
+    check_distinct(outputs)?;
+    outputs.iter().try_for_each(|output| {
+        check_apart(output.flag, output.file, read)?;
+        check_replaced(output.flag, output.file, output.kind)
+    })
 }
 
 /// Refuses `-`, which for other programs is a `stream` and here would be a file.
@@ -96,28 +118,28 @@ pub fn check_name(flag: &str, path: &Path, stream: &str) -> Result<()> {
     }
 }
 
-/// Finds out whether all of a run's files can be written at its end, none of them over another.
+/// The same of a file that is written, for which the stream is the standard output.
 ///
 /// # Errors
-/// The flag, the path, and what is in the way.
-pub fn check_outputs(outputs: &[(&str, &Path)]) -> Result<()> {
-    outputs.iter().try_for_each(|(flag, path)| check_writable(flag, path, Way::Whole))?;
-    check_distinct(outputs)
+/// As [`check_name`].
+pub fn check_output_name(flag: &str, path: &Path) -> Result<()> {
+    check_name(flag, path, "/dev/stdout for the standard output")
 }
 
 /// Refuses outputs of which one would be written over another, as far as their names and what is here say so.
 ///
 /// # Errors
 /// The flags and the path.
-pub fn check_distinct(outputs: &[(&str, &Path)]) -> Result<()> {
-    for (i, (flag, path)) in outputs.iter().enumerate() {
-        check_name(flag, path, "/dev/stdout for the standard output")?;
-        let there = place(path);
-        let same = outputs[..i].iter().find(|(_, earlier)| there.is_some() && place(earlier) == there);
-        if let Some((earlier, _)) = same {
+pub fn check_distinct(outputs: &[Output<'_>]) -> Result<()> {
+    for (i, Output { flag, file, .. }) in outputs.iter().enumerate() {
+        check_output_name(flag, file)?;
+        let there = place(file);
+        let same = outputs[..i].iter().find(|earlier| there.is_some() && place(earlier.file) == there);
+        if let Some(earlier) = same {
             return Err(Failure::usage(format!(
-                "{flag} {}: {earlier} is written there too; give each a file of its own",
-                path.display()
+                "{flag} {}: {} is written there too; give each a file of its own",
+                file.display(),
+                earlier.flag
             )));
         }
     }
@@ -371,7 +393,11 @@ mod tests {
         let [new, same, old, link] = ["new", "./new", "old", "link"].map(|name| dir.path().join(name));
         fs::write(&old, "").unwrap();
         std::os::unix::fs::symlink("old", &link).unwrap();
-        let check = |csv: &Path, json: &Path| check_outputs(&[("--csv", csv), ("--json", json)]);
+        let check = |csv: &Path, json: &Path| {
+            let (csv, json) =
+                (Output::whole("--csv", csv, Kind::Csv), Output::whole("--json", json, Kind::Json));
+            check_outputs(&[csv, json], &[])
+        };
         for (csv, json) in [(&new, &new), (&new, &same), (&old, &old), (&old, &link)] {
             let e = check(csv, json).unwrap_err();
             let words = format!("--json {}: --csv is written there too", json.display());
@@ -410,8 +436,9 @@ mod tests {
         assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
         // Also where nothing is there yet.
         fs::remove_file(&file).unwrap();
-        let outputs = [("--csv", &*file), ("--json", &*link)];
-        assert!(check_outputs(&outputs).unwrap_err().to_string().contains("--csv is written there too"));
+        let outputs = [Output::whole("--csv", &file, Kind::Csv), Output::whole("--json", &link, Kind::Json)];
+        let e = check_outputs(&outputs, &[]).unwrap_err();
+        assert!(e.to_string().contains("--csv is written there too"), "{e}");
         write_whole(&link, b"{}").unwrap();
         assert!(link.is_symlink() && fs::read(&file).unwrap() == b"{}");
         check_writable("--json", &full, Way::Whole).unwrap();

@@ -147,7 +147,7 @@ fn train(args: &TrainArgs) -> Result<()> {
     let done = ranks::launch(&plan.ranks, identity.as_ref(), plan.feed.handover(), &|comm| {
         agree::check(&comm, &train::signature(&plan))?;
         plan::lead_tokens(&plan.feed, identity.as_ref(), &comm)?;
-        ranks::lead(identity.as_ref(), &comm, || plan.check_outputs())?;
+        ranks::lead(identity.as_ref(), &comm, || plan.check_written())?;
         match plan.dtype {
             Precision::Bf16 => train::rank::<bf16>(&plan, comm),
             Precision::F16 => train::rank::<f16>(&plan, comm),

@@ -28,7 +28,7 @@ use crate::checkpoint::{self, Checkpoints, State};
 use crate::data::{self, Feed, held};
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
-use crate::files;
+use crate::files::{self, Output};
 use crate::human;
 use crate::machine::{self, Machine};
 use crate::rate::Rate;
@@ -39,7 +39,7 @@ use collectives::schedule::Group;
 use inputs::Inputs;
 use models::LlamaConfig;
 use models::tokens::{self, BatchPlan, Windows};
-use outputs::{Output, check_beside, check_outputs, outputs};
+use outputs::{check_beside, check_written, outputs};
 use std::path::PathBuf;
 use steps::{check_batch, step_tokens};
 
@@ -154,7 +154,7 @@ impl TrainPlan {
         // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
         if identity.is_none() {
             let (tokenizer, data) = (tokenizer.as_ref(), inputs.named());
-            check_outputs(&model, tokenizer, &data, args.dtype, args.save.as_deref(), &outputs)?;
+            check_written(&model, tokenizer, &data, args.dtype, args.save.as_deref(), &outputs)?;
             if let Some(checkpoints) = &checkpoints {
                 checkpoint::check_destination(checkpoints, model.config.parameters(), args.steps)?;
             }
@@ -225,11 +225,11 @@ impl TrainPlan {
     ///
     /// # Errors
     /// What is in the way.
-    pub fn check_outputs(&self) -> Result<()> {
+    pub fn check_written(&self) -> Result<()> {
         let outputs =
             outputs(self.metrics.as_deref(), self.traced.as_ref().map(|traced| traced.path.as_path()));
         let data = self.feed.named();
-        check_outputs(
+        check_written(
             &self.model,
             self.tokenizer.as_ref(),
             &data,
@@ -378,16 +378,12 @@ pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
         Err(_) => args.seq.unwrap_or(1),
     };
     step_tokens(args, world, length)?;
-    for (flag, path, stream) in [
-        ("--metrics", &args.metrics, "/dev/stdout for the standard output"),
-        ("--trace", &args.trace, "/dev/stdout for the standard output"),
-        ("--save", &args.save, "the name of a directory"),
-        ("--checkpoint", &args.checkpoint, "the name of a directory"),
-    ] {
-        path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, stream))?;
-    }
     let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
-    files::check_distinct(&outputs.iter().map(|output| (output.flag, output.file)).collect::<Vec<_>>())?;
+    outputs.iter().try_for_each(|output| files::check_output_name(output.flag, output.file))?;
+    for (flag, path) in [("--save", &args.save), ("--checkpoint", &args.checkpoint)] {
+        path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, "the name of a directory"))?;
+    }
+    files::check_distinct(&outputs)?;
     check_apart(args, &outputs)?;
     let Some(model) = &args.save else { return Ok(()) };
     outputs.iter().try_for_each(|output| check_beside(output.flag, output.file, output.file, model))

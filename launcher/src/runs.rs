@@ -7,7 +7,7 @@ mod read;
 use crate::args::ReportArgs;
 use crate::bench::plot::COLOURS;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Way};
+use crate::files::{self, Kind, Output};
 use crate::human::several;
 use crate::out;
 use read::Training;
@@ -20,7 +20,7 @@ const MOST: usize = COLOURS.len();
 /// # Errors
 /// Files that are no metrics, and a page that cannot be written.
 pub fn report(args: &ReportArgs) -> Result<()> {
-    files::check_output("--out", &args.out, Way::Whole, Kind::Page, &args.metrics)?;
+    files::check_outputs(&[Output::whole("--out", &args.out, Kind::Page)], &args.metrics)?;
     let stream = "/dev/stdin for the standard input";
     args.metrics.iter().try_for_each(|file| files::check_name("report", file, stream))?;
     files::check_once("report", &args.metrics)?;

@@ -3,7 +3,7 @@
 use crate::args::TokenizeArgs;
 use crate::data::{self, room};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Way};
+use crate::files::{self, Kind, Output};
 use crate::human::several;
 use crate::leftovers;
 use crate::out;
@@ -29,11 +29,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
             args.out.display()
         )));
     }
-    files::check_writable("--out", &args.out, Way::Whole)?;
     let inputs = data::list("--data", &args.data, Reads::Text)?;
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
-    files::check_apart("--out", &args.out, &read)?;
-    files::check_replaced("--out", &args.out, Kind::Tokens)?;
+    files::check_outputs(&[Output::whole("--out", &args.out, Kind::Tokens)], &read)?;
     match &tokenizer {
         Tokenizer::Bytes => check_count(&inputs)?,
         Tokenizer::HuggingFace(_) => room::check_texts("--data", &inputs)?,

@@ -35,7 +35,7 @@ use crate::agree::{self, Signature};
 use crate::args::RankArgs;
 use crate::bind::Binding;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Way};
+use crate::files::{self, Kind, Output};
 use crate::gpus;
 use crate::human;
 use crate::machine;
@@ -98,14 +98,14 @@ pub fn check(args: &BenchArgs, world: usize, asked: &Asked) -> Result<()> {
         Task::Overlap(flags) => {
             on_hosts("bench overlap", &flags.ranks)?;
             unshared(&flags.ranks)?;
-            flags.json.iter().try_for_each(|path| files::check_distinct(&[("--json", path)]))?;
+            flags.json.iter().try_for_each(|path| files::check_output_name("--json", path))?;
             let (repeats, _) = overlap::check(flags, world)?;
             check_bind(repeats.bind, true, false)
         }
         Task::Tune(flags) => {
             on_hosts("bench tune", &flags.ranks)?;
             unshared(&flags.ranks)?;
-            files::check_distinct(&[("-o", &flags.out)])?;
+            files::check_output_name("-o", &flags.out)?;
             let repeats = tune::check(flags, world, true)?;
             check_bind(repeats.bind, true, false)
         }
@@ -169,7 +169,7 @@ fn unshared(args: &RankArgs) -> Result<()> {
 
 fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
-    files::check_output("-o", &args.out, Way::Whole, Kind::Svg, &args.inputs)?;
+    files::check_outputs(&[Output::whole("-o", &args.out, Kind::Svg)], &args.inputs)?;
     let stream = "/dev/stdin for the standard input";
     args.inputs.iter().try_for_each(|input| files::check_name("bench plot", input, stream))?;
     files::check_once("bench plot", &args.inputs)?;
@@ -231,14 +231,8 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
     };
     room(0)?;
     let asked = outputs::asked_for(args);
-    let writable = || {
-        files::check_outputs(&asked)?;
-        let read: Vec<_> = tuning::named(args.ranks.tuning.as_ref()).into_iter().collect();
-        asked.iter().try_for_each(|(flag, path)| {
-            files::check_apart(flag, path, &read)?;
-            files::check_replaced(flag, path, outputs::kind(flag))
-        })
-    };
+    let read = tuning::named(args.ranks.tuning.as_ref());
+    let writable = || files::check_outputs(&asked, read.as_slice());
     if identity.is_none() {
         writable()?;
     }
@@ -262,7 +256,7 @@ fn rank(
 ) -> Result<Verdict> {
     let comm = &party.comm;
     let mut signature = signature(plan, party.device.is_some());
-    signature.extend(outputs::all(args).map(|(flag, path)| (flag, files::wanted(path))));
+    signature.extend(outputs::all(args).map(|(flag, path, _)| (flag, files::wanted(path))));
     agree::check(comm, &signature)?;
     measure::force(plan, comm)?;
     if party.device.is_none() && party.native.is_none() {

@@ -21,7 +21,7 @@ use crate::agree;
 use crate::args::Mover;
 use crate::bind;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Way};
+use crate::files::{self, Kind, Output};
 use crate::human;
 use crate::layers;
 use crate::machine;
@@ -78,7 +78,7 @@ pub fn overlap(args: &OverlapArgs) -> Result<()> {
     let writable = || {
         let Some(path) = &args.json else { return Ok(()) };
         let read = tuning::named(args.ranks.tuning.as_ref());
-        files::check_output("--json", path, Way::Whole, Kind::Json, read.as_slice())
+        files::check_outputs(&[Output::whole("--json", path, Kind::Json)], read.as_slice())
     };
     if identity.is_none() {
         writable()?;

@@ -3,7 +3,7 @@
 use super::{ModelChoice, usage};
 use crate::args::Precision;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Way};
+use crate::files::{self, Kind, Output, Way};
 use crate::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// What is in the way.
-pub fn check_outputs(
+pub fn check_written(
     model: &ModelChoice,
     tokenizer: Option<&Tokenizer>,
     data: &[PathBuf],
@@ -30,31 +30,19 @@ pub fn check_outputs(
     if let Some(place) = &place {
         check_kept(model, tokenizer, data, place)?;
     }
-    for &Output { flag, file, way, kind } in files {
+    for Output { flag, file, .. } in files {
         if let (Some(model), Some(place)) = (&place, files::place(file)) {
             check_beside(flag, file, &place, model)?;
         }
-        files::check_output(flag, file, way, kind, &[])?;
     }
-    let named: Vec<_> = files.iter().map(|output| (output.flag, output.file)).collect();
-    files::check_distinct(&named)
-}
-
-/// A file that a training writes.
-pub struct Output<'a> {
-    /// What asks for it.
-    pub flag: &'static str,
-    /// Its name.
-    pub file: &'a Path,
-    way: Way,
-    kind: Kind,
+    files::check_outputs(files, &[])
 }
 
 /// The files of these names.
 pub fn outputs<'a>(metrics: Option<&'a Path>, trace: Option<&'a Path>) -> Vec<Output<'a>> {
     let metrics =
         metrics.map(|file| Output { flag: "--metrics", file, way: Way::Growing, kind: Kind::Metrics });
-    let trace = trace.map(|file| Output { flag: "--trace", file, way: Way::Whole, kind: Kind::Trace });
+    let trace = trace.map(|file| Output::whole("--trace", file, Kind::Trace));
     metrics.into_iter().chain(trace).collect()
 }
 

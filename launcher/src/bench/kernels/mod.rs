@@ -10,7 +10,7 @@ use super::kept::Record;
 use super::verdict::{self, Verdict};
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Way};
+use crate::files::{self, Kind, Output};
 use crate::plan::at_least_one;
 use crate::printed::Out;
 use choice::{Named, choose};
@@ -39,7 +39,7 @@ pub fn kernels(args: &KernelArgs) -> Result<()> {
     // On any machine, before one is looked for.
     plan.choose(None)?;
     if let Some(path) = &args.json {
-        files::check_output("--json", path, Way::Whole, Kind::Json, &[])?;
+        files::check_outputs(&[Output::whole("--json", path, Kind::Json)], &[])?;
     }
     match device::alone()? {
         Place::Gpu => {
