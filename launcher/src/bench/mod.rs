@@ -20,6 +20,7 @@ mod plan;
 pub mod plot;
 mod record;
 mod slot;
+mod start;
 mod statistics;
 mod sweep;
 mod table;
@@ -33,15 +34,13 @@ pub use record::CSV_NAMES;
 use crate::about::now;
 use crate::agree::{self, Signature};
 use crate::args::RankArgs;
-use crate::bind::Binding;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Output};
 use crate::gpus;
 use crate::human;
-use crate::machine;
 use crate::plan::{Asked, Ranks, UNASKED, on_hosts};
 use crate::printed::Printed;
-use crate::ranks::{identity, lead, started_elsewhere};
+use crate::ranks::identity;
 use crate::transports;
 use crate::tuning;
 use about::Member;
@@ -54,6 +53,7 @@ use outputs::Outputs;
 use plan::{Algo, Plan, Roots};
 use plot::Series;
 use record::{Found, Row, Run};
+use start::{Start, check_bind, unshared};
 use std::path::Path;
 use sweep::Step;
 use verdict::Verdict;
@@ -147,26 +147,6 @@ fn plain_calls(args: &RankArgs) -> Result<()> {
     }
 }
 
-/// Refuses processors for ranks that this program does not start itself on the host: whatever starts them binds them.
-fn check_bind(bind: Binding, started: bool, nccl: bool) -> Result<()> {
-    let why = match (bind, started, nccl) {
-        (Binding::Asked, true, _) => "ranks that caravan starts itself: take the launcher's own binding",
-        (Binding::Asked, _, true) => "ranks whose memory is the host's: leave it away",
-        _ => return Ok(()),
-    };
-    Err(Failure::usage(format!("--bind core is for {why}")))
-}
-
-/// Refuses what is for ranks on GPUs.
-fn unshared(args: &RankArgs) -> Result<()> {
-    match args.share_gpus {
-        true => {
-            Err(Failure::usage("--share-gpus is for ranks on GPUs: add --transport nccl to an operation"))
-        }
-        false => Ok(()),
-    }
-}
-
 fn plot(args: &PlotArgs) -> Result<()> {
     check_figure("-o", &args.out)?;
     files::check_outputs(&[Output::whole("-o", &args.out, Kind::Svg)], &args.inputs)?;
@@ -198,7 +178,7 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         true => crate::device::one_for_each_gpu(),
         false => UNASKED,
     };
-    let mut ranks = match (&plan.algo, &args.ranks.tuning) {
+    let ranks = match (&plan.algo, &args.ranks.tuning) {
         // A table that the environment names is for who goes by it.
         (algo, None) if over_nccl || *algo != Algo::Auto => {
             Ranks::untuned(&args.ranks, unasked, identity.as_ref())?
@@ -206,43 +186,37 @@ fn collective(operation: Operation, args: &CollectiveArgs) -> Result<()> {
         _ => Ranks::plan(&args.ranks, unasked, identity.as_ref())?,
     };
     plan.check(ranks.world, identity.is_some())?;
-    check_bind(plan.repeats.bind, started_elsewhere(identity.as_ref()), over_nccl)?;
-    check_together(&plan, args, over_nccl, &ranks.label)?;
-    if over_nccl && identity.is_none() {
-        gpus::check_share_over_nccl(&ranks)?;
+    let mut start = Start { identity, ranks };
+    start.bind(plan.repeats.bind, over_nccl)?;
+    check_together(&plan, args, over_nccl, &start.ranks.label)?;
+    if over_nccl && start.identity.is_none() {
+        gpus::check_share_over_nccl(&start.ranks)?;
     }
     // What copies to and from devices has threads of its own.
-    ranks.one_caller = !over_nccl;
-    ranks.native = plan.algo == Algo::Native && !over_nccl;
-    let (world, fewest) = (ranks.world, if operation == Operation::SendRecv { 2 } else { 1 });
-    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, ranks.native, world) };
+    start.ranks.one_caller = !over_nccl;
+    start.ranks.native = plan.algo == Algo::Native && !over_nccl;
+    let (world, fewest) = (start.ranks.world, if operation == Operation::SendRecv { 2 } else { 1 });
+    let buffers = if over_nccl { 0 } else { measure::footprint(&plan, start.ranks.native, world) };
     let timings = timings::footprint(&plan, world);
     let lower = human::either([
         (plan.repeats.sweep.end_flags(), true),
         ("-n", timings > buffers),
         ("-N", timings > buffers && plan.cycles > Some(1)),
         ("-m", plan.aggregate > 1),
-        ("--ranks", ranks.fewer(fewest, identity.as_ref())),
+        ("--ranks", start.fewer(fewest)),
     ]);
     let room = |scratch: u64| {
         let other = if scratch > 0 && plan.algo != Algo::Auto { ", or take --algo auto" } else { "" };
         let bytes = buffers.saturating_add(timings).saturating_add(scratch);
-        machine::check_memory(world, identity.as_ref(), bytes, &format!("lower {lower}{other}"))
+        start.check_memory(bytes, &format!("lower {lower}{other}"))
     };
     room(0)?;
-    let asked = outputs::asked_for(args);
-    let read = tuning::named(args.ranks.tuning.as_ref());
-    let writable = || files::check_outputs(&asked, read.as_slice());
-    if identity.is_none() {
-        writable()?;
-    }
-    ranks.bind = if over_nccl { Binding::None } else { plan.repeats.bind };
-    verdict::launch(&ranks, identity.as_ref(), &|comm, native| {
-        lead(identity.as_ref(), &comm, writable)?;
+    let (asked, read) = (outputs::asked_for(args), tuning::named(args.ranks.tuning.as_ref()));
+    start.go(&|| files::check_outputs(&asked, read.as_slice()), &|comm, native| {
         if !over_nccl {
             return rank(&plan, args, &Party { comm, native, device: None }, &room);
         }
-        let (comm, gpus) = device::join(&plan, &ranks, identity.as_ref(), comm)?;
+        let (comm, gpus) = device::join(&plan, &start.ranks, start.identity.as_ref(), comm)?;
         rank(&plan, args, &Party { comm, native, device: Some(gpus) }, &room)
     })
 }

@@ -12,10 +12,11 @@ use super::kept::{Pace, Record};
 use super::operation::Operation;
 use super::plan::{Repeats, dtypes};
 use super::slot::Slot;
+use super::start::Start;
 use super::statistics::{average, median};
 use super::table::dtype_name;
+use super::timings;
 use super::verdict::{self, Verdict};
-use super::{check_bind, timings, unshared};
 use crate::about::{self, now};
 use crate::agree;
 use crate::args::Mover;
@@ -24,10 +25,7 @@ use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Output};
 use crate::human;
 use crate::layers;
-use crate::machine;
-use crate::plan::{Ranks, UNASKED, on_hosts};
 use crate::printed::Printed;
-use crate::ranks::{identity, lead, started_elsewhere};
 use crate::transports;
 use crate::tuning;
 use collectives::bootstrap::spawn;
@@ -57,36 +55,23 @@ const NEAR: f64 = 0.03;
 /// # Errors
 /// Usage, or what a call said.
 pub fn overlap(args: &OverlapArgs) -> Result<()> {
-    let identity = identity()?;
-    on_hosts("bench overlap", &args.ranks)?;
-    let mut ranks = Ranks::plan(&args.ranks, UNASKED, identity.as_ref())?;
-    unshared(&args.ranks)?;
-    ranks.options.progress = args.progress.options();
-    let (repeats, dtype) = check(args, ranks.world)?;
-    check_bind(repeats.bind, started_elsewhere(identity.as_ref()), false)?;
-    ranks.bind = repeats.bind;
-    let buffers = footprint(args, &repeats, dtype, ranks.world);
+    let mut start = Start::on_hosts("bench overlap", &args.ranks, true)?;
+    start.ranks.options.progress = args.progress.options();
+    let world = start.ranks.world;
+    let (repeats, dtype) = check(args, world)?;
+    start.bind(repeats.bind, false)?;
+    let buffers = footprint(args, &repeats, dtype, world);
     let rows = args.json.as_ref().map_or(0, |_| operations(args).len());
-    let timings = timings::of_overlap(&repeats, rows, ranks.world);
+    let timings = timings::of_overlap(&repeats, rows, world);
     let lower = human::either([
         (repeats.sweep.end_flags(), true),
         ("-n", timings > buffers),
-        ("--ranks", ranks.fewer(1, identity.as_ref())),
+        ("--ranks", start.fewer(1)),
     ]);
-    let bytes = buffers.saturating_add(timings);
-    machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
-    let writable = || {
-        let Some(path) = &args.json else { return Ok(()) };
-        let read = tuning::named(args.ranks.tuning.as_ref());
-        files::check_outputs(&[Output::whole("--json", path, Kind::Json)], read.as_slice())
-    };
-    if identity.is_none() {
-        writable()?;
-    }
-    verdict::launch(&ranks, identity.as_ref(), &|comm, _| {
-        lead(identity.as_ref(), &comm, writable)?;
-        rank(args, &repeats, dtype, comm)
-    })
+    start.check_memory(buffers.saturating_add(timings), &format!("lower {lower}"))?;
+    let asked: Vec<_> = args.json.iter().map(|path| Output::whole("--json", path, Kind::Json)).collect();
+    let read = tuning::named(args.ranks.tuning.as_ref());
+    start.go(&|| files::check_outputs(&asked, read.as_slice()), &|comm, _| rank(args, &repeats, dtype, comm))
 }
 
 /// What is repeated on elements of which type, between `world` ranks.
@@ -409,6 +394,7 @@ mod tests {
     use crate::args::tests::bench;
     use crate::bench::args::BenchCommand;
     use crate::bench::verdict::tests::of_spoiled;
+    use crate::plan::{Ranks, UNASKED};
     use collectives::Options;
     use collectives::trace::{Of, Trace};
 

@@ -7,17 +7,16 @@ use super::measure::over_ranks;
 use super::operation::Operation;
 use super::plan::Repeats;
 use super::slot::Slot;
+use super::start::Start;
 use super::statistics::median;
 use super::sweep::Sweep;
-use super::{check_bind, unshared};
 use crate::agree;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Way};
 use crate::human;
-use crate::machine::{self, Machine};
-use crate::plan::{Ranks, UNASKED, on_hosts, with_ranks};
+use crate::machine::Machine;
+use crate::plan::{Ranks, with_ranks};
 use crate::printed::Printed;
-use crate::ranks;
 use crate::tuning;
 use collectives::schedule::{Algorithm, Kind, Rule, Sizes, Tuning, TuningTable};
 use collectives::{Communicator, DType};
@@ -34,38 +33,30 @@ const WORTH: f64 = 0.05;
 /// # Errors
 /// Usage, or what a call said.
 pub fn tune(args: &TuneArgs) -> Result<()> {
-    let identity = ranks::identity()?;
-    on_hosts("bench tune", &args.ranks)?;
     // The environment may name the table that is still to be written.
-    let mut ranks = Ranks::untuned(&args.ranks, UNASKED, identity.as_ref())?;
-    unshared(&args.ranks)?;
-    let repeats = check(args, ranks.world, identity.is_some())?;
-    check_bind(repeats.bind, ranks::started_elsewhere(identity.as_ref()), false)?;
+    let mut start = Start::on_hosts("bench tune", &args.ranks, false)?;
+    let world = start.ranks.world;
+    let repeats = check(args, world, start.identity.is_some())?;
+    start.bind(repeats.bind, false)?;
     let of = |operation| {
-        let works = forms(operation, repeats.sweep.largest(), ranks.world);
-        calls::footprint(&works, size_of::<f32>(), ranks.world)
+        let works = forms(operation, repeats.sweep.largest(), world);
+        calls::footprint(&works, size_of::<f32>(), world)
     };
     // One operation follows the other. Of what is tried some gives everybody all inputs at once, and packs some of them
     // into messages; their memory stays.
-    let tried = repeats.sweep.largest().min(Algorithm::Bruck.most(ranks.world)) as u64;
-    let inputs = 2 * tried * (ranks.world * ranks.world) as u64;
+    let tried = repeats.sweep.largest().min(Algorithm::Bruck.most(world)) as u64;
+    let inputs = 2 * tried * (world * world) as u64;
     let bytes = Operation::ALL.into_iter().map(of).max().unwrap_or(0).saturating_add(inputs);
-    let lower =
-        human::either([(repeats.sweep.end_flags(), true), ("--ranks", ranks.fewer(2, identity.as_ref()))]);
-    machine::check_memory(ranks.world, identity.as_ref(), bytes, &format!("lower {lower}"))?;
-    ranks.bind = repeats.bind;
+    let lower = human::either([(repeats.sweep.end_flags(), true), ("--ranks", start.fewer(2))]);
+    start.check_memory(bytes, &format!("lower {lower}"))?;
     // What is no file, a pipe or the screen, has no table to go on from, nor has a file that was only made.
     let blank = |file: PathBuf| std::fs::read_to_string(file).is_ok_and(|text| text.trim().is_empty());
     if files::place(&args.out).is_some_and(|file| file.exists() && !blank(file)) {
         tuning::read(&args.out)?;
     }
-    let writable = || files::check_writable("-o", &args.out, Way::Whole);
-    if identity.is_none() {
-        writable()?;
-    }
-    ranks::launch(&ranks, identity.as_ref(), vec![], &|comm| {
-        ranks::lead(identity.as_ref(), &comm, writable)?;
-        rank(args, &repeats, &ranks, comm)
+    start.go(&|| files::check_writable("-o", &args.out, Way::Whole), &|comm, _| {
+        rank(args, &repeats, &start.ranks, comm)?;
+        Ok(None)
     })
 }
 
