@@ -323,8 +323,8 @@ pub struct CollectiveArgs {
 
 Columns: pure is a call alone; compute is the matrix products alone, as many as take as long as the call does on the mean; \
 overall is the call started, the products, then the wait; init, test and wait are its time inside the start, the calls to \
-progress and the wait. Times are medians over calls and means over ranks. Two formulas of overlap, in per cent, of means over calls, \
-as the benchmarks of these names have them (in the file of --json also of medians), and two costs:
+progress and the wait. Times are medians over calls and means over ranks. Two formulas of overlap, in per cent, of means over \
+calls, as the benchmarks of these names have them (in the file of --json also of medians), and two costs:
   OSU      = max(0, 100 - 100 (overall - compute while communicating) / pure)
   IMB      = 100 max(0, min(1, (pure + cpu - overall) / max(pure, cpu))), where cpu is the compute
              while communicating, all of the rank whose overall is largest
@@ -378,17 +378,17 @@ pub enum Overlapped {
   CARAVAN_TUNING=tuning.txt caravan train
 
 A table holds for the transport, the number of ranks and, with two transports, the layout of nodes that it was measured \
-with, on the machine that measured it, which a comment names; nothing checks that. What else is in the file is kept. Over mpi \
-or ucx alone it is for ranks that lie on their hosts as they did then. A rule holds from half a step below the smallest size \
-tried to half a step above the largest, and the cost model decides about other sizes. It takes the place of the collective's \
-old rule, also if that was for more sizes, which is then said; the file is written after each collective. It is measured with f32, in place and out of place where a collective has both: a rule is for \
-both, and judges an algorithm by the form in which it is further behind the fastest. Sums of 16-bit types go over nodes only \
-where they save more than half. Each algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of \
--w, at least 2.")]
+with, on the machine that measured it, which a comment names; nothing checks that. What else is in the file is kept. Over \
+mpi or ucx alone it is for ranks that lie on their hosts as they did then. A rule holds from half a step below the smallest \
+size tried to half a step above the largest, and the cost model decides about other sizes. It takes the place of the \
+collective's old rule, also if that was for more sizes, which is then said; the file is written after each collective. It is \
+measured with f32, in place and out of place where a collective has both: a rule is for both, and judges an algorithm by the \
+form in which it is further behind the fastest. Sums of 16-bit types go over nodes only where they save more than half. Each \
+algorithm is timed in three rounds of a fifth of -n calls, at least 3, after a fifth of -w, at least 2.")]
 #[command(mut_args(|flag| without(flag, &["threads", "color", "share_gpus", "tuning"])))]
 pub struct TuneArgs {
-    /// The table to write; entries of other transports and worlds in it are kept, and comments, but for the one that says where
-    /// the same ones were measured, and those of the same ones replaced whole.
+    /// The table to write; entries of other transports and worlds in it are kept, and comments; those of the same ones are
+    /// replaced whole, with the comment that says where they were measured.
     #[arg(short = 'o', long, value_name = "FILE", default_value = "caravan-tuning.txt")]
     pub out: PathBuf,
     /// Sizes and repetitions.
