@@ -1,9 +1,12 @@
 //! Writing the trained model as a Hugging Face directory.
 
+mod alone;
+mod named;
+
 use crate::failure::{Failure, Result};
 use crate::files::is_there;
 use crate::plan::{ModelChoice, TrainPlan};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, bytes};
 use collectives::{Float, ReduceOp};
 use models::hf::{Remarks, SaveOptions, Writer};
 use serde_json::Value;
@@ -14,8 +17,10 @@ use zero::Trainer;
 pub const TOKENIZER: &str = "tokenizer.json";
 /// What says how the tokenizer is to be used.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Which tokens are special, as older directories say it beside that.
+const TOKENS: &str = "special_tokens_map.json";
 /// What belongs to a tokenizer.json, where its directory has it.
-const WITH_TOKENIZER: [&str; 3] = [TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"];
+const WITH_TOKENIZER: [&str; 3] = [TOKENIZER_CONFIG, TOKENS, "chat_template.jinja"];
 /// How a model is sampled: among others with which tokens a text begins and ends.
 const GENERATION: &str = "generation_config.json";
 
@@ -39,27 +44,32 @@ impl Companions {
         &self.files
     }
 
-    /// The tokens that end a text: of generation_config.json, or else of config.json. Where neither names one, as of a new
-    /// model, the tokenizer's, where transformers' `generate` would go on, or take Llama's 2.
+    /// The tokens that end a text: of generation_config.json, or else of config.json, or where neither names one, as of a model
+    /// that is trained further, the tokenizer's, where transformers' `generate` would go on, or take Llama's 2.
     pub fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         const KEY: &str = "eos_token_id";
-        let read = |name| {
-            let file = self.files.iter().find(|(other, _)| other == name);
-            file.and_then(|(_, content)| serde_json::from_slice::<Value>(content).ok()).unwrap_or_default()
-        };
         let ids = |named: &Value| -> Vec<u32> {
             let several = named.as_array().map_or(std::slice::from_ref(named), Vec::as_slice);
             several.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
         };
-        let of_model =
-            [read(GENERATION).get(KEY), self.remarks.token_ids.get(KEY)].map(|ids_of| ids_of.map(&ids));
-        if let Some(named) = of_model.into_iter().flatten().find(|named| !named.is_empty()) {
-            return named;
+        let generation = named::read(&self.files, GENERATION);
+        let of_model = [generation.get(KEY), self.remarks.token_ids.get(KEY)].map(|ids_of| ids_of.map(&ids));
+        match of_model.into_iter().flatten().find(|named| !named.is_empty()) {
+            Some(named) => named,
+            None => named::token(&self.files, "eos_token", tokenizer).into_iter().collect(),
         }
-        let config = read(TOKENIZER_CONFIG);
-        // By itself, or with how it stands in a text.
-        let own = config["eos_token"].as_str().or(config["eos_token"]["content"].as_str());
-        own.and_then(|spelling| tokenizer.token(spelling)).into_iter().collect()
+    }
+
+    /// Names the tokens of `tokenizer` that begin and end a text where config.json names none: without the keys LlamaConfig has
+    /// tokens 1 and 2 do that, and with null `generate` never ends. A token that the model does not know is none.
+    fn name_tokens(&mut self, tokenizer: &Tokenizer, vocab: usize) {
+        for (key, token) in [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token")] {
+            let known = named::token(&self.files, token, tokenizer).filter(|&id| (id as usize) < vocab);
+            let id = self.remarks.token_ids.entry(key).or_insert(Value::Null);
+            if id.is_null() {
+                *id = known.into();
+            }
+        }
     }
 }
 
@@ -75,27 +85,39 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     }
     own.remarks.of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
     let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
-    let used = tokenizer.file();
-    let another = is_of_another(&plan.model, &own.files, used);
+    let another = is_of_another(&plan.model, &own.files, tokenizer.file());
     let there = own.files.iter().any(|(name, _)| *name == TOKENIZER);
-    if another || used.is_none() || !there {
+    if another || !there {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
-        if let Some(used) = used {
-            own.files.push((TOKENIZER.into(), used.to_vec()));
-            for (name, path) in beside(tokenizer)? {
-                own.files.push((name, content(&path)?));
-            }
-            if !own.files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG) {
-                // Or transformers 4 takes a Llama's own class, which puts its tokens where the file has others.
-                let plain = b"{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n";
-                own.files.push((TOKENIZER_CONFIG.into(), plain.to_vec()));
-            }
-        }
+        own.files.extend(of_tokenizer(tokenizer)?);
     }
     if another {
         own.remarks.forget_tokens();
     }
+    if another || plan.model.weights.is_none() {
+        own.name_tokens(tokenizer, plan.model.config.vocab);
+    }
     Ok(own)
+}
+
+/// The files with which transformers makes the tokens of `tokenizer`: its own, what belongs to that and lies beside it, and for
+/// bytes what says the same.
+fn of_tokenizer(tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>> {
+    let Some(used) = tokenizer.file() else {
+        return Ok(vec![(TOKENIZER.into(), bytes::file()), (TOKENIZER_CONFIG.into(), bytes::config())]);
+    };
+    let mut files = vec![(TOKENIZER.into(), used.to_vec())];
+    for (name, path) in beside(tokenizer)? {
+        let adapted = alone::adapted(&name, content(&path)?, tokenizer);
+        let adapted = adapted.map_err(|why| {
+            Failure::usage(format!("{} is no JSON object, as transformers reads it: {why}", path.display()))
+        })?;
+        files.push((name, adapted));
+    }
+    if !files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG) {
+        files.push((TOKENIZER_CONFIG.into(), alone::config(tokenizer)));
+    }
+    Ok(files)
 }
 
 /// Whether the special tokens that the model's config.json names are those of another tokenizer than this.
@@ -116,6 +138,7 @@ fn is_of_another(model: &ModelChoice, files: &[(String, Vec<u8>)], used: Option<
     };
     // A model without a tokenizer.json may have had the same tokenizer in another form.
     match &theirs {
+        Some(theirs) if bytes::is(theirs) => used.is_some(),
         Some(theirs) => Some(&theirs[..]) != used,
         None => used.is_none() && !model.remarks.of_bytes,
     }
@@ -261,7 +284,46 @@ mod tests {
             companions.remarks.token_ids.insert("eos_token_id".into(), config.clone());
             assert_eq!(companions.ends(&tokenizer), expected, "{generation} {config} {of_tokenizer}");
         }
+        // As transformers reads them.
+        let map = json!({"eos_token": "one"});
+        for (config, expected) in [
+            (json!({}), 1),
+            (of_words.clone(), 1),
+            (json!({"eos_token": "</s>", "added_tokens_decoder": {}}), 2),
+        ] {
+            let files = [(TOKENS, &map), (TOKENIZER_CONFIG, &config)];
+            let files = files.map(|(name, told)| (name.to_owned(), told.to_string().into_bytes())).to_vec();
+            let companions = Companions { files, ..Companions::default() };
+            assert_eq!(companions.ends(&tokenizer), [expected], "{config}");
+        }
         assert_eq!(Companions::default().ends(&tokenizer), [0u32; 0]);
         assert_eq!(tokenizer.token("one"), Some(1));
+    }
+
+    #[test]
+    fn a_new_model_names_the_tokens_of_its_tokenizer_that_it_knows() {
+        let home = tempfile::tempdir().unwrap();
+        let words = json!({
+            "version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2},
+            "unk_token": "a"},
+        });
+        let file = home.path().join(TOKENIZER);
+        std::fs::write(&file, words.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(file).unwrap();
+        let config = json!({"bos_token": "b", "eos_token": "c"}).to_string().into_bytes();
+        let none = json!({"bos_token_id": null, "eos_token_id": null});
+        for (before, files, vocab, after) in [
+            (none.clone(), true, 3, json!({"bos_token_id": 1, "eos_token_id": 2})),
+            (json!({}), true, 3, json!({"bos_token_id": 1, "eos_token_id": 2})),
+            (json!({"eos_token_id": [0, 2]}), true, 3, json!({"bos_token_id": 1, "eos_token_id": [0, 2]})),
+            (json!({}), true, 2, json!({"bos_token_id": 1, "eos_token_id": null})),
+            (json!({}), false, 3, none),
+        ] {
+            let mut companions = Companions::default();
+            companions.remarks.token_ids = before.as_object().unwrap().clone();
+            companions.files.extend(files.then(|| (TOKENIZER_CONFIG.to_owned(), config.clone())));
+            companions.name_tokens(&tokenizer, vocab);
+            assert_eq!(Value::Object(companions.remarks.token_ids), after, "{before} {vocab}");
+        }
     }
 }

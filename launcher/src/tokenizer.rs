@@ -1,6 +1,7 @@
 //! Text to tokens and back: bytes, or a Hugging Face tokenizer.json.
 
 mod batch;
+pub mod bytes;
 mod guarded;
 mod local;
 mod segments;
@@ -13,7 +14,7 @@ pub use share::Share;
 
 use crate::failure::{Failure, Result};
 use guarded::guarded;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use tokenizers::ModelWrapper;
@@ -44,6 +45,8 @@ pub struct HuggingFace {
     vocab: usize,
     /// The same of a text in which none of its added tokens is written out.
     plain: usize,
+    /// Whether it puts a space before a text, where the part of it that would says so.
+    prefix_space: Option<bool>,
     /// What it puts before and after a text, where that is known.
     around: Option<(Vec<u32>, Vec<u32>)>,
     /// Whether a long text may be cut into segments.
@@ -95,8 +98,19 @@ impl HuggingFace {
         let normalizer = value(serde_json::to_value(inner.get_normalizer()))?;
         let pre_tokenizer = value(serde_json::to_value(inner.get_pre_tokenizer()))?;
         let local = local::is_local(&normalizer, &pre_tokenizer);
+        let prefix_space = pre_tokenizer["add_prefix_space"].as_bool();
         let around = guarded(|| segments::around(&inner)).map_err(refuse)?;
-        Ok(HuggingFace { inner, path: path.to_owned(), content, name, vocab, plain, around, local })
+        Ok(HuggingFace {
+            inner,
+            path: path.to_owned(),
+            content,
+            name,
+            vocab,
+            plain,
+            prefix_space,
+            around,
+            local,
+        })
     }
 
     /// A text of any length.
@@ -136,7 +150,7 @@ impl HuggingFace {
 }
 
 impl Tokenizer {
-    /// `bytes`, or the path of a tokenizer.json.
+    /// `bytes`, or the path of a tokenizer.json, of which one of [bytes](bytes::file) is no other.
     ///
     /// # Errors
     /// A file that is missing or is no tokenizer.
@@ -147,6 +161,10 @@ impl Tokenizer {
         }
         let what = match path.metadata() {
             Ok(there) if there.is_file() => {
+                let of_bytes = || std::fs::read(path).is_ok_and(|content| bytes::is(&content));
+                if there.len() <= bytes::LONGEST && of_bytes() {
+                    return Ok(Tokenizer::Bytes);
+                }
                 return Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::open(path)?)));
             }
             Err(e) if e.kind() != ErrorKind::NotFound => format!("cannot be opened ({e})"),
@@ -225,6 +243,25 @@ impl Tokenizer {
         }
     }
 
+    /// Whether its file says that a space is put before a text, or that none is.
+    pub fn prefix_space(&self) -> Option<bool> {
+        match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::HuggingFace(t) => t.prefix_space,
+        }
+    }
+
+    /// Its added tokens, with how each is found in a text, as a tokenizer_config.json has them.
+    pub fn added_tokens(&self) -> Value {
+        let added = match self {
+            Tokenizer::Bytes => Value::Null,
+            Tokenizer::HuggingFace(t) => {
+                serde_json::to_value(t.inner.get_added_tokens_decoder()).unwrap_or_default()
+            }
+        };
+        if added.is_null() { Value::Object(Map::new()) } else { added }
+    }
+
     /// The tokens of a text in one piece, as the file alone has them: with whatever its post_processor puts around a text.
     /// transformers may put its first and last token there by `add_bos_token` and `add_eos_token` of a
     /// tokenizer_config.json, which is not read here.
@@ -297,7 +334,7 @@ fn unknown_piece(processor: &Value) -> Option<&Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Map, json};
+    use serde_json::json;
 
     /// A tokenizer of two words with this beside its vocabulary.
     fn opened(extra: Value) -> Result<Tokenizer> {

@@ -295,10 +295,11 @@ fn a_model_of_an_image_is_refused_before_training_and_an_empty_directory_is_fill
         )
     };
     let Some(filled) = save("empty") else { return };
-    assert_eq!(filled.success().stdout, "config.json\nmodel.safetensors\n");
+    let model = "config.json\nmodel.safetensors\ntokenizer.json\ntokenizer_config.json\n";
+    assert_eq!(filled.success().stdout, model);
     let refused =
         save("model").expect("it was mounted before").refusal(2, &["disk/model", "part of the image"]);
-    assert_eq!(refused.stdout, "config.json\nmodel.safetensors\n");
+    assert_eq!(refused.stdout, model);
     let changed = fs::read_dir(bench.path("changes")).unwrap().count();
     assert_eq!(changed, 1, "nothing lies beside what was empty");
     save("new").expect("it was mounted before").success();

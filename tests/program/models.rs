@@ -1,7 +1,7 @@
 //! Which model a run starts from, and what is in the directory that it saves.
 
 use crate::{bench, odd_shape, word_tokenizer};
-use harness::{json_lines, skip};
+use harness::{Bench, json_lines, skip};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
@@ -79,7 +79,7 @@ fn a_model_that_is_trained_further_keeps_what_lies_beside_it() {
     );
     // With another tokenizer, the old one's files and tokens would mislead.
     bench.run(&format!("train --model m --tokenizer bytes {flags}")).success();
-    assert_eq!(names(), ["config.json", "model.safetensors"]);
+    assert_eq!(names(), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
     assert!(config().contains("\"eos_token_id\": null"));
 }
 
@@ -124,15 +124,13 @@ fn a_new_model_is_saved_with_what_belongs_to_its_tokenizer() {
     for name in ["d/tokenizer.json", "d/other.json"] {
         bench.file(name, &words);
     }
-    let belong = [
-        "additional_chat_templates/tools.jinja",
-        "chat_template.jinja",
-        "special_tokens_map.json",
-        "tokenizer_config.json",
-    ];
+    let belong = ["additional_chat_templates/tools.jinja", "chat_template.jinja"];
     for name in belong {
         bench.file(&format!("d/{name}"), name);
     }
+    let told = json!({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true, "eos_token": "over", "pad_token": "none"});
+    bench.file("d/tokenizer_config.json", told.to_string());
+    bench.file("d/special_tokens_map.json", json!({"bos_token": "many", "pad_token": "none"}).to_string());
     bench.file("d/generation_config.json", "of another model");
     let train = "train --model nano --data text.txt --steps 1 --micro-batch 1 --sample 0 --quiet --save m --tokenizer";
     bench.run(&format!("{train} d/tokenizer.json")).success();
@@ -140,11 +138,86 @@ fn a_new_model_is_saved_with_what_belongs_to_its_tokenizer() {
         assert_eq!(fs::read_to_string(bench.path("m").join(name)).unwrap(), name);
     }
     assert!(!bench.path("m/generation_config.json").exists());
+    // But for what would have transformers make other tokens than the file; and the model names its own of them.
+    let saved = |name: &str| json_of(&bench.path("m").join(name));
+    let expected = json!({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "over"});
+    assert_eq!(saved("tokenizer_config.json"), expected);
+    assert_eq!(saved("special_tokens_map.json"), json!({"bos_token": "many"}));
+    let ids = || {
+        let config = saved("config.json");
+        [config["bos_token_id"].clone(), config["eos_token_id"].clone()]
+    };
+    assert_eq!(ids(), [1, 6].map(|id| json!(id)));
+    // So does one of a shape that names none, and keeps those that it names.
+    let mut shape = saved("config.json");
+    for (named, expected) in [(None, [1, 6]), (Some(9), [1, 9])] {
+        shape.as_object_mut().unwrap().retain(|key, _| !key.ends_with("_token_id"));
+        shape["eos_token_id"] = json!(named);
+        bench.file("shape.json", shape.to_string());
+        bench.run(&format!("{} d/tokenizer.json", train.replace("nano", "shape.json"))).success();
+        assert_eq!(ids(), expected.map(|id| json!(id)));
+    }
+    bench.file("d/tokenizer_config.json", "broken");
+    bench
+        .run(&format!("{train} d/tokenizer.json"))
+        .refusal(2, &["d/tokenizer_config.json is no JSON object", "transformers"]);
     // Beside a file of another name lies what may belong to another.
     bench.run(&format!("{train} d/other.json")).success();
     let config = fs::read_to_string(bench.path("m/tokenizer_config.json")).unwrap();
     assert!(config.contains("PreTrainedTokenizerFast"), "{config}");
     assert!(!bench.path("m/chat_template.jinja").exists());
+}
+
+/// The JSON in a file.
+fn json_of(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// For others: here it is bytes without that, too.
+#[test]
+fn a_model_of_bytes_has_a_file_that_says_so_and_stays_one_of_bytes() {
+    let bench = bench();
+    bench.text("text.txt", 8000);
+    let train = "train --data text.txt --steps 1 --micro-batch 1 --sample 0";
+    bench.run(&format!("{train} --model nano --save m --checkpoint c")).success();
+    let vocab = &json_of(&bench.path("m/tokenizer.json"))["model"]["vocab"];
+    assert_eq!(
+        (&vocab["a"], &vocab["\u{120}"], vocab.as_object().unwrap().len()),
+        (&json!(97), &json!(32), 256)
+    );
+    let eval = |model: &str| {
+        let said = bench.run(&format!("eval --model {model} --data text.txt --json")).success().json();
+        ["loss", "tokens", "data"].map(|key| said[key].clone())
+    };
+    let loss = eval("m");
+    let generation = bench.file("m/generation_config.json", "{\"eos_token_id\": 10}");
+    for tokenizer in ["", "--tokenizer m/tokenizer.json", "--tokenizer bytes"] {
+        let said = bench.run(&format!("{train} --model m --save n {tokenizer}")).success().stderr;
+        assert!(said.contains(", tokenizer bytes; "), "{said}");
+        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            assert!(
+                fs::read(bench.path("m").join(name)).unwrap()
+                    == fs::read(bench.path("n").join(name)).unwrap()
+            );
+        }
+        assert_eq!(json_of(&bench.path("n/config.json"))["caravan_tokenizer"], "bytes");
+    }
+    fs::remove_file(generation).unwrap();
+    bench.run("tokenize --data text.txt --tokenizer m/tokenizer.json --out t.bin --json").success();
+    bench.run("tokenize --data text.txt --out u.bin").success();
+    assert!(fs::read(bench.path("t.bin")).unwrap() == fs::read(bench.path("u.bin")).unwrap());
+    // A state has them beside its weights, and gives them to a model of it.
+    bench.run("checkpoint c --save s").success();
+    assert!(
+        fs::read(bench.path("s/tokenizer.json")).unwrap()
+            == fs::read(bench.path("m/tokenizer.json")).unwrap()
+    );
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::remove_file(bench.path("m").join(name)).unwrap();
+    }
+    assert_eq!(eval("m"), loss);
+    bench.run(&format!("{train} --model m --save n")).success();
+    assert!(bench.path("n/tokenizer.json").is_file());
 }
 
 /// From whose directory the new one takes the tokenizer only.
@@ -229,6 +302,34 @@ fn a_config_json_by_itself_is_a_shape_with_new_weights() {
     bench.run(&format!("train --model d/config.json {flags}")).refusal(2, &["d/config.json", "other"]);
 }
 
+/// A tokenizer in `d`, with all beside it that has transformers make other tokens than it makes.
+fn misleading(bench: &Bench) {
+    let mut file = json_of(&word_tokenizer(bench, 198));
+    let flags = |strips: bool, content: &str| {
+        json!({"content": content, "lstrip": strips, "rstrip": strips, "normalized": false, "single_word": false,
+               "special": true})
+    };
+    let added = [(198, "<|begin|>"), (199, "<|end|>")].map(|(id, content)| {
+        let mut token = flags(false, content);
+        token["id"] = json!(id);
+        token
+    });
+    file["added_tokens"] = json!(added);
+    file["post_processor"] = json!({
+        "type": "TemplateProcessing", "pair": [], "special_tokens": {"[B]": {"id": "[B]", "ids": [198], "tokens": ["<|begin|>"]}},
+        "single": [{"SpecialToken": {"id": "[B]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    });
+    bench.file("d/tokenizer.json", file.to_string());
+    let mut end = flags(true, "<|end|>");
+    end["__type"] = json!("AddedToken");
+    let told = json!({
+        "tokenizer_class": "LlamaTokenizer", "add_bos_token": true, "add_eos_token": true, "add_prefix_space": true,
+        "bos_token": "<|begin|>", "eos_token": end, "pad_token": "[PAD]", "split_special_tokens": true,
+        "additional_special_tokens": ["[MASK]"], "added_tokens_decoder": {"199": flags(true, "<|end|>")},
+    });
+    bench.file("d/tokenizer_config.json", told.to_string());
+}
+
 /// With the weights, the shape and the tokenizer that it had here, so that it finds the same text as likely.
 #[test]
 fn what_is_saved_loads_in_transformers_and_has_the_same_loss() {
@@ -236,9 +337,15 @@ fn what_is_saved_loads_in_transformers_and_has_the_same_loss() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/program/load_saved.py");
     let bench = bench();
     bench.text("text.txt", 8000);
-    bench.text("held.txt", 60);
+    bench.file("held.txt", "many ranks <|end|> carry [PAD] [MASK] over <|begin|> winter");
     word_tokenizer(&bench, 200);
-    for flags in ["--dtype f32", "--dtype bf16", "--dtype f32 --tokenizer words-200.json"] {
+    misleading(&bench);
+    for flags in [
+        "--dtype f32",
+        "--dtype bf16",
+        "--dtype f32 --tokenizer words-200.json",
+        "--dtype f32 --tokenizer d/tokenizer.json",
+    ] {
         let train =
             "train --model nano --data text.txt --steps 3 --micro-batch 1 --sample 0 --quiet --save m";
         bench.run(&format!("{train} {flags}")).success();

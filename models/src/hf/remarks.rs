@@ -10,7 +10,7 @@ pub(super) const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_to
 const OF_TOKENS: [&str; 5] =
     ["bad_words_ids", "begin_suppress_tokens", "force_words_ids", "forced_decoder_ids", "suppress_tokens"];
 
-/// The key that says that a model's tokens are bytes, which no file beside it could: ours, and ignored by transformers.
+/// The key that says that a model's tokens are bytes, whatever lies beside it: ours, and ignored by transformers.
 pub(super) const OF_BYTES: (&str, &str) = ("caravan_tokenizer", "bytes");
 
 /// What a config.json says of a model beside its shape; by default what is so of a new one.
