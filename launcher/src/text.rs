@@ -133,6 +133,24 @@ pub fn headerless(file: &Path) -> &'static str {
     }
 }
 
+/// What is to be said of the first of these files whose name says that it is not all text: it is taken as it is.
+pub fn structured<'a>(mut files: impl Iterator<Item = &'a PathBuf>) -> Option<String> {
+    let kind = |file: &Path| {
+        let ending = file.extension()?.to_str()?.to_lowercase();
+        match &*ending {
+            "json" | "jsonl" | "ndjson" => Some("keys"),
+            "csv" | "tsv" => Some("other columns"),
+            _ => None,
+        }
+    };
+    let (file, others) = files.find_map(|file| Some((file.display(), kind(file)?)))?;
+    let alone = match others {
+        "keys" => format!("'jq -r .text {file} > text.txt' has what is under the key \"text\" alone"),
+        _ => "a file of the column with the text alone has none of them".to_owned(),
+    };
+    Some(format!("{file} is taken as it is, so that its quotes and {others} are learnt as text: {alone}"))
+}
+
 fn nothing_below(flag: &str, dir: &Path, reads: Reads) -> Failure {
     let takes = match reads {
         Reads::Text => "text files, or directories with .md, .rs or .txt files",
@@ -364,6 +382,22 @@ mod tests {
         let e = files_below("--data", root, Reads::TextOrTokens).unwrap_err().to_string();
         assert!(e.contains("cannot open") && e.contains("lost.txt"), "{e}");
         assert_eq!(corpus_below(root, &mut left_out).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn of_what_is_not_all_text_the_first_is_told() {
+        let told = |names: &[&str]| structured(names.iter().map(PathBuf::from).collect::<Vec<_>>().iter());
+        assert_eq!(told(&["a.txt", "json", "b.md", "c.bin", "jsonl.txt"]), None);
+        let keys = told(&["a.txt", "d/b.JSONL", "c.csv"]).unwrap();
+        assert!(
+            keys.starts_with("d/b.JSONL is taken") && keys.contains("'jq -r .text d/b.JSONL > text.txt'"),
+            "{keys}"
+        );
+        let columns = told(&["c.csv", "b.json"]).unwrap();
+        assert!(
+            columns.starts_with("c.csv is taken") && columns.contains("other columns are learnt"),
+            "{columns}"
+        );
     }
 
     #[test]

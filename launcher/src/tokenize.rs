@@ -45,6 +45,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         models::Error::System { .. } => Failure::run(e),
         _ => Failure::usage(e),
     })?;
+    if let Some(remark) = text::structured(inputs.iter()) {
+        out::note(remark);
+    }
     let (mut bytes, mut batch) = (0u64, Batch::new(&tokenizer, Share::of(None)));
     let write = |writer: &mut TokenWriter, texts: Vec<Vec<u32>>| {
         texts.iter().try_for_each(|tokens| writer.push(tokens)).map_err(Failure::run)

@@ -20,6 +20,7 @@ use crate::printed::Printed;
 use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
 use crate::save::{self, Companions};
+use crate::text;
 use collectives::{Buffer, Communicator, Float};
 pub use describe::signature;
 use loader::Loader;
@@ -149,6 +150,9 @@ impl<'a, T: Float> Run<'a, T> {
         let RankArgs { quiet, color, .. } = plan.asked;
         let progress = Progress::new(plan.steps, quiet || !lead, color.unwrap_or_default());
         progress.line(&describe::headline(plan));
+        if let Some(remark) = text::structured(plan.data.iter().chain(&plan.val_data)) {
+            progress.line(&remark);
+        }
         if let Some(why) = unread {
             progress.alarm(&format!("the sample goes on where the model ends its text: {why}"));
         }
