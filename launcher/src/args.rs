@@ -174,6 +174,10 @@ pub struct TrainArgs {
     /// to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<PathBuf>,
+    /// Put the tokenizer's token that ends a text (eos_token of a tokenizer_config.json beside it) behind each file that does not
+    /// end with it. Without it, unless the tokenizer.json itself puts a token there, files go on as the next.
+    #[arg(long)]
+    pub append_eod: bool,
     /// A DeepSpeed configuration, in JSON, in place of the flags that it stands for. What it says of them, what is ignored and
     /// why is shown; what is not supported is refused. Flags say what it does not, or leaves to them with "auto".
     #[arg(long, value_name = "FILE", aliases = ["deepspeed-config", "deepspeed_config"])]
@@ -373,6 +377,10 @@ pub struct EvalArgs {
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<PathBuf>,
+    /// Put the tokenizer's token that ends a text (eos_token of a tokenizer_config.json beside it) behind each file that does not
+    /// end with it. Without it, unless the tokenizer.json itself puts a token there, files go on as the next.
+    #[arg(long)]
+    pub append_eod: bool,
     /// Ranks and how they talk.
     #[command(flatten)]
     pub ranks: RankArgs,

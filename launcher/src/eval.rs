@@ -136,7 +136,10 @@ impl EvalPlan {
             )));
         }
         ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
-        let tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
+        let mut tokenizer = model.tokenizer(args.tokenizer.as_deref(), input.is_text())?;
+        if args.append_eod {
+            model.append_eod(tokenizer.as_mut(), input.is_text())?;
+        }
         let length = model.sequence(args.seq, LONGEST)?;
         let feed = Feed::open(input, None, tokenizer.as_ref(), model.config.vocab, Share::of(identity))?;
         let windows = feed.windows(length)?;

@@ -19,6 +19,8 @@ pub const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Which tokens are special, as older directories say it beside that.
 const TOKENS: &str = "special_tokens_map.json";
+/// What names the token that ends a text there.
+const EOS: &str = "eos_token";
 /// What belongs to a tokenizer.json, where its directory has it.
 const WITH_TOKENIZER: [&str; 3] = [TOKENIZER_CONFIG, TOKENS, "chat_template.jinja"];
 /// How a model is sampled: among others with which tokens a text begins and ends.
@@ -56,14 +58,14 @@ impl Companions {
         let of_model = [generation.get(KEY), self.remarks.token_ids.get(KEY)].map(|ids_of| ids_of.map(&ids));
         match of_model.into_iter().flatten().find(|named| !named.is_empty()) {
             Some(named) => named,
-            None => named::token(&self.files, "eos_token", tokenizer).into_iter().collect(),
+            None => named::token(&self.files, EOS, tokenizer).into_iter().collect(),
         }
     }
 
     /// Names the tokens of `tokenizer` that begin and end a text where config.json names none: without the keys LlamaConfig has
     /// tokens 1 and 2 do that, and with null `generate` never ends. A token that the model does not know is none.
     fn name_tokens(&mut self, tokenizer: &Tokenizer, vocab: usize) {
-        for (key, token) in [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token")] {
+        for (key, token) in [("bos_token_id", "bos_token"), ("eos_token_id", EOS)] {
             let known = named::token(&self.files, token, tokenizer).filter(|&id| (id as usize) < vocab);
             let id = self.remarks.token_ids.entry(key).or_insert(Value::Null);
             if id.is_null() {
@@ -118,6 +120,17 @@ fn of_tokenizer(tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>> {
         files.push((TOKENIZER_CONFIG.into(), alone::config(tokenizer)));
     }
     Ok(files)
+}
+
+/// The token that ends a text of `tokenizer`, if what lies beside its file names one.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn end_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let read = |(name, path): (String, PathBuf)| Ok((name, content(&path)?));
+    let says = |(name, _): &(String, PathBuf)| [TOKENIZER_CONFIG, TOKENS].contains(&name.as_str());
+    let files = beside(tokenizer)?.into_iter().filter(says).map(read).collect::<Result<Vec<_>>>()?;
+    Ok(named::token(&files, EOS, tokenizer))
 }
 
 /// Whether the special tokens that the model's config.json names are those of another tokenizer than this.

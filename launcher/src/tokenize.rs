@@ -21,7 +21,10 @@ const PIECE: usize = 1 << 16;
 
 /// Writes the file; it appears under its name when it is complete.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
-    let tokenizer = Tokenizer::open(&args.tokenizer)?;
+    let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
+    if args.append_eod {
+        tokenizer.append_eod()?;
+    }
     files::check_name("--out", &args.out, "the name of a regular file")?;
     if files::is_descriptor(&args.out) {
         return Err(Failure::usage(format!(
@@ -77,7 +80,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     if args.json {
         out::line(
             json!({"out": args.out.display().to_string(), "tokens": count, "token_bits": bits, "text_bytes": bytes,
-                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab()}),
+                   "tokenizer": tokenizer.name(), "vocab": tokenizer.vocab(), "append_eod": tokenizer.eod()}),
         )?;
     } else {
         out::line(format_args!(

@@ -2,6 +2,7 @@
 
 mod batch;
 pub mod bytes;
+mod eod;
 mod guarded;
 mod local;
 mod segments;
@@ -47,6 +48,8 @@ pub struct HuggingFace {
     plain: usize,
     /// Whether it puts a space before a text, where the part of it that would says so.
     prefix_space: Option<bool>,
+    /// What is put behind each text that data are made of.
+    eod: Option<u32>,
     /// What it puts before and after a text, where that is known.
     around: Option<(Vec<u32>, Vec<u32>)>,
     /// Whether a long text may be cut into segments.
@@ -108,13 +111,19 @@ impl HuggingFace {
             vocab,
             plain,
             prefix_space,
+            eod: None,
             around,
             local,
         })
     }
 
-    /// A text of any length.
+    /// A text of any length, as data have it.
     fn encode(&self, text: &str, share: &Share) -> Result<Vec<u32>> {
+        Ok(eod::ended(self.bare(text, share)?, self.eod))
+    }
+
+    /// The same by itself.
+    fn bare(&self, text: &str, share: &Share) -> Result<Vec<u32>> {
         let sizes = segments::Sizes::USUAL;
         if sizes.is_long(text)
             && self.local

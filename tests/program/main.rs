@@ -7,6 +7,7 @@ mod devices;
 mod disks;
 mod diverging;
 mod doctor;
+mod documents;
 mod elastic;
 mod endings;
 mod evaluated_states;

@@ -3,7 +3,10 @@
 use clap::Arg;
 
 const HEADINGS: [(&str, &[&str]); 6] = [
-    ("Model and data", &["model", "data", "tokenizer", "seq", "order", "val_data", "val_fraction", "seed"]),
+    (
+        "Model and data",
+        &["model", "data", "tokenizer", "append_eod", "seq", "order", "val_data", "val_fraction", "seed"],
+    ),
     (
         "Ranks",
         &[

@@ -16,10 +16,11 @@ use std::path::{Path, PathBuf};
 use zero::{Kept, Scale, Source, Standing, Trainer};
 
 /// Settings that change what is learnt: of these it is told that they are others now. The shape has to be the same.
-const TOLD: [&str; 27] = [
+const TOLD: [&str; 28] = [
     DATA,
     "--val-data",
     "--tokenizer",
+    "--append-eod",
     "--dtype",
     LOSS_SCALE,
     "--steps",

@@ -17,7 +17,8 @@ const FILES: &str = "'caravan tokenize' makes token files of text, which are rea
 
 /// What tells a tokenizer from others in one word.
 pub(super) fn mark(tokenizer: &Tokenizer) -> String {
-    format!("{:016x}", collectives::digest(tokenizer.fingerprint().bytes()))
+    let told = format!("{} {}", tokenizer.fingerprint(), Tokenizer::eod_told(Some(tokenizer)));
+    format!("{:016x}", collectives::digest(told.bytes()))
 }
 
 /// The tokens that [`make`] made.

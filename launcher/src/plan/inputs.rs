@@ -73,7 +73,10 @@ impl Inputs {
             ));
         }
         ranks.check_inputs("--tokenizer", args.tokenizer.as_slice(), identity)?;
-        let tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
+        let mut tokenizer = model.tokenizer(args.tokenizer.as_deref(), for_text)?;
+        if args.append_eod {
+            model.append_eod(tokenizer.as_mut(), for_text)?;
+        }
         if let (Some(_), Some(tokenizer)) = (model.config.padding, &tokenizer)
             && save::names_others_tokens(model, tokenizer)?
         {

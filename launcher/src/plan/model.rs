@@ -275,6 +275,30 @@ impl ModelChoice {
     /// refused with the text.
     fn fitting(&self, spec: &Path) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::open(spec)?;
+        self.check_knows(&tokenizer)?;
+        Ok(tokenizer)
+    }
+
+    /// Has its tokenizer put the token behind each text that ends one.
+    ///
+    /// # Errors
+    /// There is no text, or no such token, or one that the model does not know.
+    pub fn append_eod(&self, tokenizer: Option<&mut Tokenizer>, for_text: bool) -> Result<()> {
+        match tokenizer {
+            Some(tokenizer) if for_text => {
+                tokenizer.append_eod()?;
+                self.check_knows(tokenizer)
+            }
+            _ => usage(
+                "--append-eod puts a token behind each text, and --data are tokens already, which 'caravan tokenize \
+                 --append-eod' makes with it: leave it away"
+                    .into(),
+            ),
+        }
+    }
+
+    /// Whether the model knows all tokens of texts that have none of the tokenizer's added ones.
+    fn check_knows(&self, tokenizer: &Tokenizer) -> Result<()> {
         let (has, fits) = (tokenizer.plain_vocab(), self.config.vocab);
         if has > fits {
             let new = match self.weights {
@@ -289,7 +313,7 @@ impl ModelChoice {
                 self.name
             ));
         }
-        Ok(tokenizer)
+        Ok(())
     }
 
     /// Whether it can be trained as it was.

@@ -141,9 +141,12 @@ mod tests {
         }
     }
 
+    fn of_bytes(prefix: bool) -> Value {
+        json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true})
+    }
+
     #[test]
     fn a_space_before_a_text_is_as_the_file_says() {
-        let of_bytes = |prefix: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true});
         for (file, told, expected) in [
             (of_bytes(true), json!({}), json!(true)),
             (of_bytes(true), json!({"add_prefix_space": false}), json!(true)),

@@ -32,6 +32,7 @@ pub fn signature(plan: &TrainPlan) -> Signature {
         ("--model", format!("{model:?}")),
         ("weights of --model", plan.model.fingerprint()),
         ("--tokenizer", plan.tokenizer.as_ref().map_or("not known".to_owned(), Tokenizer::fingerprint)),
+        ("--append-eod", Tokenizer::eod_told(plan.tokenizer.as_ref())),
         ("--data", plan.feed.fingerprint()),
         ("--val-data", plan.feed.held_fingerprint()),
         ("--device", plan.device.name().to_owned()),
@@ -211,6 +212,7 @@ fn settings(plan: &TrainPlan) -> Value {
         "data": plan.feed.json(&plan.data),
         "val_data": plan.feed.held_json(&plan.val_data),
         "tokenizer": plan.tokenizer.as_ref().map(Tokenizer::name),
+        "append_eod": plan.tokenizer.as_ref().and_then(Tokenizer::eod),
         "ranks": plan.ranks.world,
         "transport": plan.ranks.asked(),
         "ranks_per_node": plan.asked.ranks_per_node,
@@ -310,6 +312,11 @@ mod tests {
             });
             fs::write(path(name), shape.to_string()).unwrap();
         }
+        fs::create_dir(path("d")).unwrap();
+        let words = json!({"type": "WordLevel", "vocab": {"?": 0, "many": 1, "ranks": 2, "over": 3}, "unk_token": "?"});
+        let words = json!({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words});
+        fs::write(path("d/tokenizer.json"), words.to_string()).unwrap();
+        fs::write(path("d/tokenizer_config.json"), json!({"eos_token": "over"}).to_string()).unwrap();
         let [a_text, b_text, c_text, a_model, b_model] =
             ["a.txt", "b.txt", "c.txt", "a.json", "b.json"].map(path);
         let plan_of = |flags: &str| {
@@ -337,6 +344,11 @@ mod tests {
             ("--order sequential", &format!("--val-data {b_text}"), &["--val-data"]),
             (&format!("--val-data {b_text}"), &format!("--val-data {c_text}"), &["--val-data"]),
             ("--data random", "--tokenizer bytes", &["--tokenizer"]),
+            (
+                &format!("--tokenizer {}", path("d/tokenizer.json")),
+                "--append-eod",
+                &["--append-eod", "--data"],
+            ),
             ("", "--stage 2", &["--stage"]),
             ("", "--dtype f32", &["--dtype", "--matmul-precision"]),
             ("", "--dtype f16", &["--dtype", "--loss-scale"]),
