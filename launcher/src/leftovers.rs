@@ -6,23 +6,26 @@ use collectives::bootstrap::spawn;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, pipe};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
-/// From here on Ctrl-C and its like end this process only after what it has under way of `target` is taken away.
+/// What this process has under way.
+static TARGETS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// From here on Ctrl-C and its like end this process only after what it has under way is taken away.
 ///
 /// # Errors
 /// The system has no threads or pipes left.
-pub fn go_with(target: &Path) -> Result<()> {
+pub fn listen() -> Result<()> {
     let failed = |e| Failure::run(format!("the system lets nobody wait for signals: {e}"));
     // What a process is started to ignore it is to outlive.
     for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|&signal| !spawn::ignored(signal)) {
         let (mut heard, told) = std::io::pipe().map_err(failed)?;
         pipe::register(signal, told).map_err(failed)?;
-        let target = target.to_owned();
         let end = move || {
             if heard.read_exact(&mut [0]).is_ok() {
-                models::abandon(target);
+                targets(|all| all.iter().for_each(models::abandon));
                 // It ends as if nobody had listened.
                 let _ = emulate_default_handler(signal);
             }
@@ -30,4 +33,13 @@ pub fn go_with(target: &Path) -> Result<()> {
         Builder::new().spawn(end).map_err(failed)?;
     }
     Ok(())
+}
+
+/// What is made of `target` before it is whole is taken away, if this process is ended.
+pub fn go_with(target: &Path) {
+    targets(|all| all.push(target.to_owned()));
+}
+
+fn targets<R>(look: impl FnOnce(&mut Vec<PathBuf>) -> R) -> R {
+    look(&mut TARGETS.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -108,9 +108,9 @@ fn main() -> ExitCode {
         Command::Plan(args) => forecast::plan(args),
         Command::Eval(args) => eval(args),
         Command::Bench(args) => bench::bench(args),
-        Command::Tokenize(args) => tokenize::tokenize(args),
+        Command::Tokenize(args) => leftovers::listen().and_then(|()| tokenize::tokenize(args)),
         Command::Report(args) => runs::report(args),
-        Command::Checkpoint(args) => checkpoint::checkpoint(args),
+        Command::Checkpoint(args) => leftovers::listen().and_then(|()| checkpoint::checkpoint(args)),
         Command::Sbatch(args) => sbatch::sbatch(args),
         Command::Doctor(args) => doctor::doctor(args),
     };

@@ -127,6 +127,53 @@ fn there_has_to_be_a_text_and_a_token_that_ends_it() {
     bench.run(&format!("{train} {own}")).refusal(2, &["tokens up to 256", "vocabulary of 256"]);
 }
 
+/// As llm.c's scripts leave them, which no file alone could hold.
+#[test]
+fn tokens_of_several_files_are_those_of_one() {
+    let bench = bench();
+    tokenizer(&bench);
+    bench.text("text.txt", 8000);
+    for tokenizer in ["bytes", "d/tokenizer.json"] {
+        let tokenize = |flags: &str| {
+            let line = format!("tokenize --data text.txt --tokenizer {tokenizer} --out t.bin {flags}");
+            bench.run(&line)
+        };
+        let count = tokenize("--json").success().json()["tokens"].as_u64().unwrap();
+        let whole = tokens(&bench, "t.bin");
+        let made = tokenize("--json --shard-tokens 5e2").success().json();
+        let files: Vec<&str> =
+            made["files"].as_array().unwrap().iter().map(|file| file.as_str().unwrap()).collect();
+        assert_eq!((made["tokens"].as_u64().unwrap(), files.len() as u64), (count, count.div_ceil(500)));
+        assert_eq!(files[..2], ["t-00001.bin", "t-00002.bin"]);
+        let parts: Vec<Vec<u16>> = files.iter().map(|file| tokens(&bench, file)).collect();
+        assert!(parts.concat() == whole && parts[..parts.len() - 1].iter().all(|part| part.len() == 500));
+        // What is there already is not what the file alone is.
+        tokenize("--shard-tokens 500")
+            .refusal(2, &["--out t.bin: t-00001.bin is there already", "remove it"]);
+        let train = "train --model nano --seq 16 --micro-batch 2 --steps 2 --sample 0 --quiet --metrics m.jsonl --data";
+        let run = |data: &str| {
+            bench.run(&format!("{train} {data}")).success();
+            let lines = json_lines(&bench.path("m.jsonl"));
+            (lines[0]["run"]["data"]["digest"].clone(), lines[2]["loss"].clone())
+        };
+        assert_eq!(run(&files.join(" ")), run("t.bin"));
+        files.iter().for_each(|file| fs::remove_file(bench.path(file)).unwrap());
+        let said = tokenize("--shard-tokens 500").success().stdout;
+        let last = files.last().unwrap();
+        assert!(said.ends_with(&format!(" in {} files, t-00001.bin to {last}\n", files.len())), "{said}");
+        files.iter().for_each(|file| fs::remove_file(bench.path(file)).unwrap());
+    }
+    bench
+        .run("tokenize --data text.txt --out new/ --shard-tokens 500")
+        .refusal(2, &["--out new/", "directory"]);
+    for number in ["0", "0.5", "-1", "3e9"] {
+        bench
+            .run(&format!("tokenize --data text.txt --out u.bin --shard-tokens {number}"))
+            .refusal(2, &[&format!("--shard-tokens {number}: "), "between 1 and 2147483647"]);
+    }
+    bench.nothing_left();
+}
+
 #[test]
 fn who_names_a_file_that_is_not_all_text_is_told_what_is_learnt_of_it() {
     let bench = bench();

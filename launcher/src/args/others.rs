@@ -1,6 +1,6 @@
 //! Flags of the commands that run no ranks.
 
-use super::Precision;
+use super::{Number, Precision};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -9,6 +9,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   caravan tokenize --data shakespeare.txt --out shakespeare.bin
   caravan tokenize --data docs src --tokenizer path/to/tokenizer.json --out corpus.bin
+  caravan tokenize --data books --tokenizer tokenizer.json --append-eod --shard-tokens 1e8 --out books.bin
+      writes books-00001.bin, books-00002.bin and so on, which 'caravan train --data books-*.bin' takes
 
 The file has llm.c's format: 256 little-endian int32 of header (20240520, 1, count), then u16 tokens; with a \
 vocabulary above 65536 the header is (20240801, 7, count) and tokens are u32. One file holds at most 2147483647 tokens; \
@@ -27,6 +29,10 @@ pub struct TokenizeArgs {
     /// The token file to write.
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Write several files of so many tokens each, the last of what is left: NAME-00001.bin, NAME-00002.bin and so on of --out
+    /// NAME.bin. All of them appear at the end, or none; of an earlier run there must be none.
+    #[arg(long, value_name = "N")]
+    pub shard_tokens: Option<Number>,
     /// Print one JSON object instead of a sentence.
     #[arg(long)]
     pub json: bool,

@@ -60,7 +60,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
     }
     if let Some(save) = &args.save {
         // It is made beside the directory, not beside a link to it.
-        leftovers::go_with(save.canonicalize().as_deref().unwrap_or(save))?;
+        leftovers::go_with(save.canonicalize().as_deref().unwrap_or(save));
         let written = match dtype {
             Precision::Bf16 => export::<bf16>(&weights, save),
             Precision::F16 => export::<f16>(&weights, save),

@@ -306,6 +306,16 @@ impl TokenWriter {
     /// # Errors
     /// The system's refusal, now or of tokens before.
     pub fn finish(mut self) -> Result<u64> {
+        self.seal()?;
+        self.new.finish().map_err(|e| Error::system("create", &self.path, e))?;
+        Ok(self.count)
+    }
+
+    /// Does all of that but for the name, as for several files before the first has its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn seal(&mut self) -> Result<()> {
         if !self.whole {
             return Err(self.refused(std::io::Error::other("some were refused before")));
         }
@@ -313,8 +323,7 @@ impl TokenWriter {
         let file = self.new.file();
         let complete = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header));
         complete.and_then(|()| file.sync_all()).map_err(|e| self.refused(e))?;
-        self.new.finish().map_err(|e| Error::system("create", &self.path, e))?;
-        Ok(self.count)
+        Ok(())
     }
 
     fn refused(&self, error: std::io::Error) -> Error {
