@@ -310,6 +310,12 @@ mod tests {
     }
 
     #[test]
+    fn of_a_block_that_changes_nothing_no_key_is_looked_at() {
+        let told = of(json!({"aio": {"block_size": 1048576, "a_later_one": true}})).unwrap();
+        assert_eq!(told.ignored, [("nothing lies on NVMe".to_owned(), vec!["aio".to_owned()])]);
+    }
+
+    #[test]
     fn comments_are_no_keys() {
         let told = of(json!({"_why": 1, "comment": "x", "zero_optimization": {"_stge": 3}}));
         assert_eq!(told.unwrap(), Told::default());

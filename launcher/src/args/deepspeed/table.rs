@@ -7,7 +7,7 @@ pub enum Rule {
     /// It is read together with others, in [`words`](super::words), [`schedule`](super::schedule) or
     /// [`batch`](super::batch).
     Read,
-    /// It changes nothing here, for this reason.
+    /// It changes nothing here, for this reason; nor do keys of its own, which nobody looks at.
     Ignored(&'static str),
     /// It may have these values, as JSON: what there is here; and what would do instead of others.
     Only(&'static [&'static str], &'static str),
@@ -77,63 +77,14 @@ pub const ALL: &[Keys] = &[
     Keys(&["vocabulary_size"], Ignored("the vocabulary is the model's")),
     Keys(&["disable_python_gc"], Ignored("there is no Python")),
     Keys(&["dataloader_drop_last"], Ignored("windows go round: every batch is whole")),
-    Keys(
-        &["tensorboard", "csv_monitor"],
-        Block(&[Keys(&["enabled", "output_path", "job_name"], Ignored(MEASURED))]),
-    ),
-    Keys(&["wandb"], Block(&[Keys(&["enabled", "group", "team", "project"], Ignored(MEASURED))])),
-    Keys(
-        &["comet"],
-        Block(&[Keys(
-            &[
-                "enabled",
-                "samples_log_interval",
-                "project",
-                "workspace",
-                "api_key",
-                "experiment_name",
-                "experiment_key",
-                "online",
-                "mode",
-            ],
-            Ignored(MEASURED),
-        )]),
-    ),
-    Keys(
-        &["comms_logger"],
-        Block(&[Keys(&["enabled", "verbose", "prof_all", "debug", "prof_ops"], Ignored(TRACED))]),
-    ),
+    Keys(&["tensorboard", "csv_monitor", "wandb", "comet"], Ignored(MEASURED)),
+    Keys(&["comms_logger"], Ignored(TRACED)),
     Keys(
         &["flops_profiler"],
-        Block(&[Keys(
-            &[
-                "enabled",
-                "recompute_fwd_factor",
-                "profile_step",
-                "module_depth",
-                "top_modules",
-                "detailed",
-                "output_file",
-            ],
-            Ignored("--metrics FILE has the operations of a token and the tokens of a second"),
-        )]),
+        Ignored("--metrics FILE has the operations of a token and the tokens of a second"),
     ),
     Keys(&["activation_checkpointing"], Block(ACTIVATIONS)),
-    Keys(
-        &["aio"],
-        Block(&[Keys(
-            &[
-                "block_size",
-                "queue_depth",
-                "thread_count",
-                "intra_op_parallelism",
-                "single_submit",
-                "overlap_events",
-                "use_gds",
-            ],
-            Ignored(NO_NVME),
-        )]),
-    ),
+    Keys(&["aio"], Ignored(NO_NVME)),
     Keys(&["checkpoint"], Block(CHECKPOINT)),
     Keys(&["pipeline"], Block(PIPELINE)),
     Keys(&["tensor_parallel"], Block(TENSOR_PARALLEL)),

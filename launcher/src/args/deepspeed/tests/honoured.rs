@@ -60,7 +60,7 @@ fn nothing_of_a_file_is_passed_over_in_silence() {
         let mut there = Vec::new();
         paths(&serde_json::from_str(config).unwrap(), "", &mut there);
         for path in there {
-            // Of a block that is off nobody needs to know more.
+            // Of a block that is off, or changes nothing, nobody needs to know more.
             let above = path.split('.').next().unwrap_or_default();
             assert!(
                 all.contains(&&*path) || all.contains(&above),
