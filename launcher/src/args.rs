@@ -11,7 +11,7 @@ mod reading;
 
 pub use choices::{
     Attention, Closeness, Colour, DeviceKind, Mover, Offload, Order, Precision, Recompute, Rise, Shape,
-    Switch,
+    Switch, named,
 };
 pub use number::Number;
 pub use others::{CheckpointArgs, DoctorArgs, ReportArgs, SbatchArgs, TokenizeArgs};

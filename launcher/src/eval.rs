@@ -224,7 +224,7 @@ pub fn signature(plan: &EvalPlan) -> Signature {
         ("--data", plan.feed.fingerprint()),
         ("--seq", plan.windows.length().to_string()),
         ("--micro-batch", plan.batch.rows.to_string()),
-        ("--dtype", plan.dtype.name().to_owned()),
+        ("--dtype", plan.dtype.name()),
         ("--device", plan.device.name().to_owned()),
         ("--matmul-precision", plan.batch.matmul_precision(plan.dtype).unwrap_or("none").to_owned()),
         ("--attention", plan.attention().unwrap_or("none").to_owned()),

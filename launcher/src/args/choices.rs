@@ -5,6 +5,11 @@ use collectives::{DType, Progress};
 use models::MatmulPrecision;
 use models::cuda::TensorCores;
 
+/// As a flag names one of those that it chooses among.
+pub fn named(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+}
+
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -30,12 +35,8 @@ pub enum Precision {
 
 impl Precision {
     /// As `--dtype` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-            Precision::F32 => "f32",
-        }
+    pub fn name(self) -> String {
+        named(self)
     }
 
     /// The type of elements.
@@ -98,25 +99,15 @@ pub enum Rise {
 
 impl Rise {
     /// As `--warmup-shape` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Rise::Linear => "linear",
-            Rise::Log => "log",
-        }
+    pub fn name(self) -> String {
+        named(self)
     }
 }
 
 impl Shape {
     /// As `--schedule` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Shape::Constant => "constant",
-            Shape::Linear => "linear",
-            Shape::Cosine => "cosine",
-            Shape::WarmupLr => "WarmupLR",
-            Shape::WarmupDecayLr => "WarmupDecayLR",
-            Shape::WarmupCosineLr => "WarmupCosineLR",
-        }
+    pub fn name(self) -> String {
+        named(self)
     }
 
     /// Whether steps are counted as DeepSpeed's schedules count them.
@@ -148,11 +139,8 @@ pub enum Order {
 
 impl Order {
     /// As `--order` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Order::Shuffled => "shuffled",
-            Order::Sequential => "sequential",
-        }
+    pub fn name(self) -> String {
+        named(self)
     }
 }
 
@@ -186,11 +174,8 @@ pub enum Mover {
 
 impl Mover {
     /// As `--progress` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mover::Thread => "thread",
-            Mover::Inline => "inline",
-        }
+    pub fn name(self) -> String {
+        named(self)
     }
 
     /// As the communicator takes it.

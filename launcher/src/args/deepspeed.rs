@@ -199,7 +199,7 @@ fn beside(typed: &ArgMatches) -> Beside {
     let value = |id, value: Option<String>| (value.unwrap_or_default(), is_typed(typed, id));
     Beside {
         cuda: typed.get_one::<DeviceKind>("device") == Some(&DeviceKind::Cuda),
-        dtype: value("dtype", typed.get_one::<Precision>("dtype").map(|dtype| dtype.name().to_owned())),
+        dtype: value("dtype", typed.get_one::<Precision>("dtype").map(|dtype| dtype.name())),
         stage: value("stage", typed.get_one::<String>("stage").cloned()),
         lr: value("lr", typed.get_one::<Number>("lr").map(Number::to_string)),
         decay: value("weight_decay", typed.get_one::<Number>("weight_decay").map(Number::to_string)),

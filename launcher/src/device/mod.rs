@@ -7,12 +7,11 @@ pub use fit::{Need, check, check_evaluation, check_kernels};
 pub use open::{evaluation, trainer};
 
 use crate::agree;
-use crate::args::{Attention, Closeness, DeviceArgs, DeviceKind, Precision, RankArgs};
+use crate::args::{Attention, Closeness, DeviceArgs, DeviceKind, Precision, RankArgs, named};
 use crate::failure::{Failure, Result};
 use crate::gpus;
 use crate::human;
 use crate::plan::{Ranks, UNASKED};
-use clap::ValueEnum;
 use collectives::bootstrap::Identity;
 use collectives::device::Machine;
 use collectives::device::cuda::{Gpu, Properties, Survey};
@@ -75,10 +74,10 @@ pub fn check_flags(args: &DeviceArgs, nccl: bool, share_gpus: bool) -> Result<()
         DeviceKind::Cpu if nccl => Err(Failure::usage(
             "--transport nccl is between GPUs, and ranks compute on the processor: add --device cuda",
         )),
-        DeviceKind::Cpu if args.attention != Attention::Auto => {
-            let name = args.attention.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
-            Err(Failure::usage(format!("--attention {name} is for GPUs: add --device cuda")))
-        }
+        DeviceKind::Cpu if args.attention != Attention::Auto => Err(Failure::usage(format!(
+            "--attention {} is for GPUs: add --device cuda",
+            named(args.attention)
+        ))),
         DeviceKind::Cpu => Ok(()),
     }
 }

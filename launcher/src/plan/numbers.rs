@@ -146,7 +146,7 @@ fn warm_up_of_steps(args: &TrainArgs) -> Result<()> {
         return Ok(());
     }
     let (shape, start) = (args.warmup_shape, args.warmup_from.as_ref());
-    let shape = shape.map(|shape| ("--warmup-shape", shape.name().to_owned()));
+    let shape = shape.map(|shape| ("--warmup-shape", shape.name()));
     match shape.or(start.map(|start| ("--warmup-from", start.to_string()))) {
         Some((flag, value)) => usage(format!(
             "{flag} {value} with --warmup 0, with which nothing rises: leave {flag} away, or take a longer --warmup"

@@ -165,7 +165,7 @@ fn what_users_copy_trains_in_f16_as_it_is() {
         let args = train(config, flags).unwrap_or_else(|e| panic!("{config}: {e}"));
         let args = args.for_ranks(world, false).unwrap();
         assert_eq!(
-            (args.dtype.name(), (args.micro_batch, args.accumulate), &*args.stage),
+            (&*args.dtype.name(), (args.micro_batch, args.accumulate), &*args.stage),
             ("f16", batch, stage)
         );
         crate::plan::check_anywhere(&args, world).unwrap_or_else(|e| panic!("{config}: {e}"));
