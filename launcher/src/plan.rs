@@ -164,7 +164,7 @@ impl TrainPlan {
         if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
             state.check_shape(&model)?;
             made = state.step();
-            tokens_before = state.tokens().unwrap_or(state.standing.steps.saturating_mul(step_tokens as u64));
+            tokens_before = state.tokens;
         }
         let left = step_tokens.saturating_mul(args.steps.saturating_sub(made));
         let tokens = left.saturating_add(tokens_before as usize).max(step_tokens);

@@ -56,7 +56,7 @@ pub fn rank<T: Float>(plan: &TrainPlan, comm: Communicator) -> Result<()> {
         None => Ok(()),
     };
     // The run before ended in the midst of one.
-    if plan.state().is_some_and(|state| !state.evaluated())
+    if plan.state().is_some_and(|state| !state.evaluated)
         && let Err(failure) = evaluate(&mut run, plan.made_before())
     {
         return Err(run.end_early(failure));

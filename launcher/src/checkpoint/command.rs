@@ -173,8 +173,8 @@ fn description(state: &State, config: &LlamaConfig, files: &[Told], others: &[St
         line("beside it", others.join(", "));
     }
     let ranks = state.setting("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
-    let tokens = state.tokens().map_or(String::new(), |n| format!(", on {} tokens", human::count(n as f64)));
-    line("trained by", format!("{}{tokens}", several(ranks, "rank")));
+    let tokens = human::count(state.tokens as f64);
+    line("trained by", format!("{}, on {tokens} tokens", several(ranks, "rank")));
     let (mut name, mut flags) = ("with", String::new());
     for flag in state.learnt_with() {
         if !flags.is_empty() && flags.len() + flag.len() > WIDTH {

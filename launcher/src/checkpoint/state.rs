@@ -59,10 +59,17 @@ const MOST_TOKENS: u64 = 1 << 62;
 /// What the scale of a loss goes on by.
 const LOSS_SCALE: &str = "--loss-scale";
 
+/// What is told of each, and may be `null`.
+const NEEDED: [&str; 4] = ["tokens", "skipped", "evaluated", "loss_scale"];
+
 /// A checkpoint that was found.
 pub struct State {
     /// How far it had come.
     pub standing: Standing,
+    /// Tokens that were trained on.
+    pub tokens: u64,
+    /// Whether an evaluation was made after its last step.
+    pub evaluated: bool,
     /// What tells it from others of that step.
     pub mark: String,
     dir: PathBuf,
@@ -159,19 +166,24 @@ impl State {
         if !told["settings"].is_object() || told["step"] != json!(step) {
             return Err(refuse(format!("{TRAINING} is not that of step {step}")));
         }
+        if let Some(missing) = NEEDED.into_iter().find(|name| told.get(name).is_none()) {
+            return Err(refuse(format!(
+                "{TRAINING} has no \"{missing}\", which that of each state has that 'caravan train' keeps"
+            )));
+        }
         let standing = standing(step as u64, &told)
             .ok_or_else(|| refuse(format!("{TRAINING} has a loss_scale or skipped steps that cannot be")))?;
-        if told.get("tokens").is_some_and(|tokens| tokens.as_u64().is_none_or(|tokens| tokens > MOST_TOKENS))
-        {
-            return Err(refuse(format!("{TRAINING} has a number of tokens that cannot be")));
-        }
+        let tokens = told["tokens"].as_u64().filter(|&tokens| tokens <= MOST_TOKENS);
+        let tokens =
+            tokens.ok_or_else(|| refuse(format!("{TRAINING} has a number of tokens that cannot be")))?;
+        let evaluated = told["evaluated"] == json!(true);
         let mark = format!("{:016x}", collectives::digest(text.bytes()));
         // Not to be found out of when ranks have started; nor held open, while later ones take its place.
         let shape = open(&dir, Kept::Weights)?.config().clone();
         for moments in [Kept::FirstMoments, Kept::SecondMoments] {
             open(&dir, moments)?;
         }
-        Ok(State { standing, mark, dir, told, shape })
+        Ok(State { standing, tokens, evaluated, mark, dir, told, shape })
     }
 
     /// One of which nothing is known but its step.
@@ -180,29 +192,12 @@ impl State {
         let standing = Standing { steps: step as u64, ..Standing::default() };
         let shape = LlamaConfig::preset("nano").expect("a preset");
         let (dir, told) = (PathBuf::new(), Value::Null);
-        State { standing, mark: String::new(), dir, told, shape }
+        State { standing, tokens: 0, evaluated: true, mark: String::new(), dir, told, shape }
     }
 
     /// Steps that were made.
     pub fn step(&self) -> usize {
         self.standing.steps as usize
-    }
-
-    /// Tokens that were trained on. A state that does not tell has taken what its steps take with its settings, if it has those:
-    /// it is of a time when data went on as if all steps before had been such.
-    pub fn tokens(&self) -> Option<u64> {
-        let factors = ["ranks", "--accumulate", "--micro-batch", "--seq"];
-        let by_settings = || {
-            let mut factors = factors.into_iter().map(|flag| self.setting(flag)?.parse().ok());
-            let tokens = factors.try_fold(self.standing.steps, |n, factor| n.checked_mul(factor?));
-            tokens.filter(|&tokens| tokens <= MOST_TOKENS)
-        };
-        self.told["tokens"].as_u64().or_else(by_settings)
-    }
-
-    /// Whether an evaluation was made after its last step; of one that does not tell none is missing.
-    pub fn evaluated(&self) -> bool {
-        self.told["evaluated"] != json!(false)
     }
 
     /// Where it lies.
@@ -309,12 +304,12 @@ fn open(dir: &Path, kept: Kept) -> Result<hf::Checkpoint> {
     hf::Checkpoint::open(dir.join(name(kept))).map_err(Failure::usage)
 }
 
-/// Where a training stands after so many steps, as told beside them; what is not told is of one without a scale.
+/// Where a training stands after so many steps, as told beside them.
 fn standing(steps: u64, told: &Value) -> Option<Standing> {
-    let skipped = told.get("skipped").map_or(Some(0), Value::as_u64).filter(|&skipped| skipped <= steps)?;
-    let scale = match told.get("loss_scale").filter(|scale| !scale.is_null()) {
-        None => None,
-        Some(told) => {
+    let skipped = told["skipped"].as_u64().filter(|&skipped| skipped <= steps)?;
+    let scale = match &told["loss_scale"] {
+        Value::Null => None,
+        told => {
             let count = |name| told[name].as_u64().and_then(|count| u32::try_from(count).ok());
             let scale = told["scale"].as_f64()? as f32;
             let scale = Scale { scale, since: count("since")?, left: count("left")? };
@@ -337,19 +332,30 @@ mod tests {
         let scale = Some(Scale { scale: 512.0, since: 3, left: 2 });
         let whole = json!({"scale": 512.0, "since": 3, "left": 2});
         for (told, expected) in [
-            // As it was before there were scales.
-            (json!({}), plain),
             (json!({"skipped": 0, "loss_scale": null}), plain),
             (json!({"skipped": 2, "loss_scale": whole}), Some(Standing { steps: 7, skipped: 2, scale })),
             (json!({"skipped": 8}), None),
             (json!({"skipped": -1}), None),
-            (json!({"loss_scale": {"scale": 512.0, "since": 3}}), None),
-            (json!({"loss_scale": {"scale": 1e-40, "since": 3, "left": 2}}), None),
-            (json!({"loss_scale": {"scale": 512.0, "since": 3, "left": 0}}), None),
-            (json!({"loss_scale": {"scale": 512.0, "since": 1u64 << 32, "left": 1}}), None),
-            (json!({"loss_scale": 512.0}), None),
+            (json!({"skipped": 0, "loss_scale": {"scale": 512.0, "since": 3}}), None),
+            (json!({"skipped": 0, "loss_scale": {"scale": 1e-40, "since": 3, "left": 2}}), None),
+            (json!({"skipped": 0, "loss_scale": {"scale": 512.0, "since": 3, "left": 0}}), None),
+            (json!({"skipped": 0, "loss_scale": {"scale": 512.0, "since": 1u64 << 32, "left": 1}}), None),
+            (json!({"skipped": 0, "loss_scale": 512.0}), None),
         ] {
             assert_eq!(standing(7, &told), expected, "{told}");
+        }
+    }
+    #[test]
+    fn a_state_that_does_not_tell_what_each_does_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let all = json!({"step": 3, "settings": {}, "tokens": 9, "skipped": 0, "evaluated": true, "loss_scale": null});
+        for missing in NEEDED {
+            let mut told = all.clone();
+            told.as_object_mut().unwrap().remove(missing);
+            fs::write(home.path().join(TRAINING), told.to_string()).unwrap();
+            let refused = State::read(3, home.path().to_owned()).err().expect(missing);
+            let said = format!("training.json has no \"{missing}\", ");
+            assert!(refused.code() == 2 && refused.to_string().contains(&said), "{refused}");
         }
     }
 }

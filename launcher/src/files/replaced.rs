@@ -26,10 +26,6 @@ pub enum Kind {
     Page,
 }
 
-/// What tables began with whose names of bandwidths read as bits.
-const OLDER_CSV: &str =
-    "operation,transport,ranks,placement,size_bytes,count,type,redop,root,time_us,algbw_gbps,busbw_gbps,";
-
 /// The first name in a trace.
 const OF_TRACES: &str = "\"displayTimeUnit\"";
 
@@ -73,7 +69,7 @@ impl Kind {
         let text = String::from_utf8_lossy(&start);
         Ok(match self {
             Kind::Metrics => text.starts_with("{\"run\":"),
-            Kind::Csv => text.starts_with(CSV_NAMES) || text.starts_with(OLDER_CSV),
+            Kind::Csv => text.starts_with(CSV_NAMES),
             Kind::Trace => {
                 text.strip_prefix("{\n").is_some_and(|text| text.starts_with(OF_TRACES))
                     && text.contains("\n\"generator\": \"caravan ")
@@ -118,7 +114,6 @@ mod tests {
         let path = dir.path().join("out");
         let header = |magic: i32| [magic.to_le_bytes(), 1i32.to_le_bytes()].concat();
         let csv = format!("{CSV_NAMES},i_min_us\nall_reduce,shm\n");
-        let older = format!("{OLDER_CSV}wrong,min_us\nall_reduce,shm\n");
         for (kind, good) in [
             (Kind::Metrics, [&b"{\"run\":{\"steps\":1}}\n{\"step\":1}\n"[..], b"{\"run\":null}"]),
             (Kind::Tokens, [&header(20_240_520), &header(20_240_801)]),
@@ -129,7 +124,7 @@ mod tests {
                     b"\"generator\": \"caravan 1\"",
                 ],
             ),
-            (Kind::Csv, [csv.as_bytes(), older.as_bytes()]),
+            (Kind::Csv, [csv.as_bytes(), CSV_NAMES.as_bytes()]),
             (
                 Kind::Trace,
                 [
@@ -142,6 +137,13 @@ mod tests {
                 [
                     &b"<svg width=\"1\">\n<!-- generator: caravan 1 -->\n</svg>"[..],
                     b"<svg><!-- generator: caravan 0.9.0 -->",
+                ],
+            ),
+            (
+                Kind::Page,
+                [
+                    &b"<!DOCTYPE html>\n<html lang=\"en\">\n<!-- generator: caravan 1 -->\n<head>"[..],
+                    b"<!DOCTYPE html>\n<html>\n<!-- generator: caravan 0.9.0 -->",
                 ],
             ),
         ] {
@@ -160,6 +162,7 @@ mod tests {
                 b"\xff\xfe\x00",
                 b"{\n  \"a\": 1\n}\n",
                 b"<svg width=\"1\">\n</svg>",
+                b"<!DOCTYPE html>\n<html>\n<!-- generator: another 1 -->\n",
                 b"{\n\"displayTimeUnit\": \"ms\",\n\"generator\": \"another 1\"\n}",
             ] {
                 let e = check(bad).unwrap_err();

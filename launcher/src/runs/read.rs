@@ -34,8 +34,8 @@ pub struct Evaluation {
     /// After how many steps.
     pub step: u64,
     pub loss: f64,
-    /// How many it is the mean over. Metrics of old do not say.
-    pub tokens: Option<u64>,
+    /// How many it is the mean over.
+    pub tokens: u64,
 }
 
 /// One step. A number that is none, as of a loss that overflowed, is NaN.
@@ -133,7 +133,8 @@ impl Training {
         if let Some(summary) = line.get_mut("summary") {
             self.summary = Some(summary.take());
         } else if let Some(evaluation) = line.get("evaluation") {
-            let evaluation = Evaluation::of(evaluation).ok_or("has an evaluation without a step")?;
+            let evaluation =
+                Evaluation::of(evaluation).ok_or("has an evaluation without a step or a number of tokens")?;
             let same = |earlier: &Evaluation| earlier.step == evaluation.step;
             // A training that is over evaluates again where its command is given again.
             if !self.evaluations.iter().any(|earlier| same(earlier) && earlier.tokens > evaluation.tokens) {
@@ -162,7 +163,7 @@ impl Training {
 
     /// Held-out losses after how many steps, by the number of tokens that they are of: only those of as many compare, because
     /// all evaluations but the last may take a part of what is held out.
-    pub fn held_out(&self) -> BTreeMap<Option<u64>, Vec<(u64, f64)>> {
+    pub fn held_out(&self) -> BTreeMap<u64, Vec<(u64, f64)>> {
         let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for evaluation in &self.evaluations {
             all.entry(evaluation.tokens).or_default().push((evaluation.step, evaluation.loss));
@@ -190,10 +191,10 @@ impl Training {
 }
 
 impl Evaluation {
-    /// None of what has no step.
+    /// None of what has no step or no number of tokens.
     fn of(line: &Value) -> Option<Self> {
         let loss = line["loss"].as_f64().unwrap_or(f64::NAN);
-        Some(Evaluation { step: line["step"].as_u64()?, loss, tokens: line["tokens"].as_u64() })
+        Some(Evaluation { step: line["step"].as_u64()?, loss, tokens: line["tokens"].as_u64()? })
     }
 }
 
@@ -246,7 +247,8 @@ pub mod tests {
     #[test]
     fn what_a_resumed_run_makes_again_is_there_once() {
         let run = |after: Value| json!({"run": {"resumed_after": after, "seed": 7}});
-        let evaluation = |step: u64, loss: f64| json!({"evaluation": {"step": step, "loss": loss}});
+        let evaluation =
+            |step: u64, loss: f64| json!({"evaluation": {"step": step, "loss": loss, "tokens": 9}});
         let training = read(&[
             run(Value::Null),
             step(1, 5.0),
@@ -263,7 +265,7 @@ pub mod tests {
         .unwrap();
         let losses: Vec<(u64, f64)> = training.steps.iter().map(|s| (s.number, s.loss)).collect();
         assert_eq!(losses, [(1, 5.0), (2, 4.5)]);
-        assert_eq!(training.held_out(), BTreeMap::from([(None, vec![(1, 6.0), (2, 5.25)])]));
+        assert_eq!(training.held_out(), BTreeMap::from([(9, vec![(1, 6.0), (2, 5.25)])]));
         assert_eq!((training.runs, training.again), (2, 2));
         assert!(training.summary.is_some() && training.setting("seed") == "7");
         // One that goes on has not come to its end, whatever came before it.
@@ -281,7 +283,7 @@ pub mod tests {
             lines.push(json!({"evaluation": {"step": step, "loss": loss, "tokens": tokens}}));
         }
         let held_out = read(&lines).unwrap().held_out();
-        let wanted = [(Some(20), vec![(2, 5.0)]), (Some(90), vec![(1, 3.0), (3, 1.0)])];
+        let wanted = [(20, vec![(2, 5.0)]), (90, vec![(1, 3.0), (3, 1.0)])];
         assert_eq!(held_out, BTreeMap::from(wanted));
     }
 
@@ -306,6 +308,7 @@ pub mod tests {
             (format!("{run}\n[1]\n"), "line 2 is no object"),
             (format!("{run}\n{one}\n{one}\n"), "line 3 has step 1 once more"),
             (format!("{run}\n{{\"evaluation\":{{}}}}\n"), "evaluation without a step"),
+            (format!("{run}\n{{\"evaluation\":{{\"step\":1}}}}\n"), "or a number of tokens"),
         ] {
             let (code, said) = of(&text).unwrap_err();
             assert!(code == 2 && said.contains(words), "{text:?}: {said}");
