@@ -1,9 +1,9 @@
 //! `caravan doctor`: what this machine offers, and why something is missing.
 
 use crate::args::DoctorArgs;
-use crate::bench::kernels::limits::Limits;
 use crate::device::{self, Card, EMULATION};
 use crate::failure::{Failure, Result};
+use crate::gpus::Limits;
 use crate::human;
 use crate::machine::{Machine, versions};
 use crate::out;
@@ -98,9 +98,13 @@ fn identity_json(identity: &Result<Option<Identity>>) -> Value {
 
 /// A line for each GPU, then for each library.
 fn cuda_lines(cuda: &Survey) -> Vec<String> {
+    const OLDEST: collectives::device::Machine = collectives::device::Machine::OLDEST;
     let gpus = cuda.gpus.iter().flatten().enumerate().map(|(i, gpu)| {
-        let enough = gpu.machine.capability >= 80;
-        let remark = if enough { "" } else { ": the kernels need sm_80 or newer" };
+        let enough = gpu.machine.capability >= OLDEST.capability;
+        let remark = match enough {
+            true => String::new(),
+            false => format!(": the kernels need {} or newer", OLDEST),
+        };
         let memory = human::bytes(gpu.memory as u64);
         format!("{} GPU {i:<5}{}, {memory}, {}{remark}", yes(enough), gpu.name, gpu.machine)
     });

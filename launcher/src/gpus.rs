@@ -1,5 +1,9 @@
 //! Which GPU a rank has, and how GPUs reach each other.
 
+mod limits;
+
+pub use limits::Limits;
+
 use crate::failure::{Failure, Result};
 use crate::human::several;
 use crate::plan::Ranks;

@@ -11,6 +11,7 @@ mod args;
 mod bench;
 mod bind;
 mod checkpoint;
+mod colours;
 mod data;
 mod device;
 mod doctor;

@@ -65,7 +65,7 @@ enum Form {
     /// One of the rounds of something by itself.
     Rounds(Bar),
     /// Now and then a line.
-    Lines(Lines),
+    Plain(Plain),
 }
 
 impl Progress {
@@ -87,7 +87,7 @@ impl Progress {
         let target = ProgressDrawTarget::stderr_with_hz(8);
         // Where no bar can be drawn: no terminal, or one that cannot move its cursor (TERM=dumb).
         if target.is_hidden() {
-            return of(Form::Lines(Lines::new(length, Instant::now())));
+            return of(Form::Plain(Plain::new(length, Instant::now())));
         }
         // The bar has colours where all else has them, whatever its library finds.
         console::set_colors_enabled_stderr(coloured(colour, &std::io::stderr()));
@@ -104,7 +104,7 @@ impl Progress {
             Form::Bar(bar) | Form::Rounds(bar) => {
                 bar.place(tick.step, tick.words(), Some(tick.held()), Instant::now());
             }
-            Form::Lines(lines) => note(lines.step(tick, Instant::now())),
+            Form::Plain(lines) => note(lines.step(tick, Instant::now())),
         }
     }
 
@@ -118,7 +118,7 @@ impl Progress {
             Form::Quiet => {}
             Form::Bar(bar) => bar.between(what, rounds, of, Instant::now()),
             Form::Rounds(bar) => bar.place(rounds, vec![what.to_owned()], None, Instant::now()),
-            Form::Lines(lines) => note(lines.round(what, rounds, of, Instant::now())),
+            Form::Plain(lines) => note(lines.round(what, rounds, of, Instant::now())),
         }
     }
 
@@ -145,7 +145,7 @@ impl Progress {
             let Some(text) = held.pop_front() else { return true };
             match &self.form {
                 Form::Bar(bar) | Form::Rounds(bar) => bar.suspend(|| out::note(text)),
-                Form::Quiet | Form::Lines(_) => out::note(text),
+                Form::Quiet | Form::Plain(_) => out::note(text),
             }
         }
         false
@@ -183,7 +183,7 @@ fn note(line: Option<String>) {
 }
 
 /// Which lines there are: of steps 1, 2, 5, 10, ... and otherwise of what is done ten seconds after the last.
-pub struct Lines {
+struct Plain {
     /// Of the run.
     steps: usize,
     /// When the last line was printed.
@@ -192,9 +192,9 @@ pub struct Lines {
     next: usize,
 }
 
-impl Lines {
+impl Plain {
     fn new(steps: usize, now: Instant) -> Self {
-        Lines { steps, last: now, next: 1 }
+        Plain { steps, last: now, next: 1 }
     }
 
     /// The line of a step, if it has one.
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn lines_come_of_some_steps_and_after_every_pause_in_evaluations_too() {
         let start = Instant::now();
-        let mut lines = Lines::new(4, start);
+        let mut lines = Plain::new(4, start);
         let steps: Vec<_> = (1..=4).filter_map(|step| lines.step(&tick(step), start)).collect();
         // The last one, too.
         assert_eq!(
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(lines.round("evaluating", 9, 90, start + PAUSE).as_deref(), Some("evaluating 9/90"));
         assert_eq!(lines.round("evaluating", 10, 90, start + PAUSE), None);
         assert_eq!(lines.round("sampling", 19, 90, start + 2 * PAUSE).as_deref(), Some("sampling 19/90"));
-        let mut lines = Lines::new(90, start);
+        let mut lines = Plain::new(90, start);
         assert!([1, 2].into_iter().all(|step| lines.step(&tick(step), start).is_some()));
         assert_eq!(lines.step(&tick(3), start), None);
         assert!(lines.step(&tick(4), start + PAUSE).is_some());

@@ -5,7 +5,7 @@ mod page;
 mod read;
 
 use crate::args::ReportArgs;
-use crate::bench::plot::COLOURS;
+use crate::colours::COLOURS;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Output};
 use crate::human::several;

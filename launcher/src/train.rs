@@ -89,7 +89,7 @@ struct Run<'a, T: Float> {
     companions: Arc<Companions>,
     account: RankReport,
     predicted: Memory,
-    pace: Pace,
+    speed: Speed,
     start: Instant,
     /// What saving and traces took, and a step that came to nothing: no part of the run's time.
     apart: Duration,
@@ -210,7 +210,7 @@ impl<'a, T: Float> Run<'a, T> {
             companions,
             account: RankReport { predicted: predicted.total(), ..RankReport::default() },
             predicted,
-            pace: Pace::default(),
+            speed: Speed::default(),
             start: Instant::now(),
             apart: Duration::ZERO,
             made: plan.made_before(),
@@ -244,7 +244,7 @@ impl<'a, T: Float> Run<'a, T> {
         self.account.optimizer += done.optimizer_seconds;
         self.account.data += self.loader.seconds;
         self.account.bytes_sent += done.bytes_sent;
-        self.pace.add(done.tokens, seconds);
+        self.speed.add(done.tokens, seconds);
         let held = self.trainer.ledger().held();
         let scaled = self.trainer.standing().scale;
         self.record.line(&self.progress, || {
@@ -281,7 +281,7 @@ impl<'a, T: Float> Run<'a, T> {
             step: step + 1,
             loss: done.loss,
             grad_norm: done.grad_norm,
-            tokens_per_second: self.pace.tokens_per_second(),
+            tokens_per_second: self.speed.tokens_per_second(),
             memory: held.total() as u64,
         });
         self.pass_on();
@@ -447,12 +447,12 @@ impl<'a, T: Float> Run<'a, T> {
 
 /// A moving average of speed.
 #[derive(Default)]
-struct Pace {
+struct Speed {
     tokens: f64,
     seconds: f64,
 }
 
-impl Pace {
+impl Speed {
     fn add(&mut self, tokens: usize, seconds: f64) {
         let keep = 1.0 - 1.0 / RECENT;
         self.tokens = self.tokens * keep + tokens as f64;

@@ -21,7 +21,7 @@ pub enum Transport {
 }
 
 /// Where every process finds its program, also when the file was replaced meanwhile.
-pub const PROGRAM: &str = "/proc/self/exe";
+pub const EXECUTABLE: &str = "/proc/self/exe";
 
 /// Why a build cannot use MPI.
 pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --features mpi' builds it in, which needs \
@@ -145,7 +145,7 @@ impl Transport {
     /// program.
     fn refusal(self, identity: Option<&Identity>) -> Option<String> {
         let starts = identity.is_none() && matches!(self, Transport::Shm | Transport::Ucx);
-        self.obstacle().or_else(|| unmounted(PROGRAM).filter(|_| starts))
+        self.obstacle().or_else(|| unmounted(EXECUTABLE).filter(|_| starts))
     }
 
     /// Why this machine cannot use it, if it cannot.
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_proc_does_not_show_may_not_be_mounted() {
-        assert_eq!(unmounted(PROGRAM), None);
+        assert_eq!(unmounted(EXECUTABLE), None);
         let lost = unmounted("/proc/self/none").unwrap();
         assert_eq!(lost, "there is no /proc/self/none (is /proc mounted?)");
     }

@@ -6,7 +6,7 @@ mod series;
 use super::table::significant;
 use crate::failure::{Failure, Result};
 use crate::machine::PROGRAM;
-pub use look::{COLOURS, MOST_LINES};
+pub use look::MOST_LINES;
 use look::{Look, Mark, looks, subjects};
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::element::DashedPathElement;

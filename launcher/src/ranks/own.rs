@@ -4,7 +4,7 @@ use crate::failure::{Failure, Result, USAGE, VERDICT, stopped_by};
 use crate::out;
 use crate::plan::Ranks;
 use crate::train::stop;
-use crate::transports::{PROGRAM, Transport};
+use crate::transports::{EXECUTABLE, Transport};
 use collectives::bootstrap::Ending;
 use collectives::bootstrap::spawn::{self, Report};
 use collectives::transport::ucx::Segments;
@@ -22,7 +22,7 @@ pub(super) fn supervise(ranks: &Ranks, variables: Vec<(&'static str, String)>) -
     let arguments: Vec<_> = arguments.collect();
     let mut segments = None;
     let report = spawn::supervise(ranks.world, ranks.on_request, |_| {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(EXECUTABLE);
         command.arg0(&name).args(&arguments).envs(variables.clone());
         if ranks.transport == Transport::Ucx {
             // Only now, when a signal no longer ends this process at once, which would leave them behind.

@@ -1,7 +1,7 @@
 //! Figures of trainings against their steps, as SVG that stands in a page.
 
 use super::read::{Step, Training};
-use crate::bench::plot::COLOURS;
+use crate::colours::COLOURS;
 use crate::human;
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;

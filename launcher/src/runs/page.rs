@@ -2,7 +2,7 @@
 
 use super::charts::{Chart, PARTS, parts};
 use super::read::{Step, Training};
-use crate::bench::plot::COLOURS;
+use crate::colours::COLOURS;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::layers;

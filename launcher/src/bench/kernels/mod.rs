@@ -2,7 +2,6 @@
 //! time against what bounds it.
 
 mod choice;
-pub mod limits;
 mod show;
 
 use super::args::KernelArgs;
@@ -11,12 +10,12 @@ use super::verdict::{self, Verdict};
 use crate::device::{self, Place};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Kind, Output};
+use crate::gpus::Limits;
 use crate::plan::at_least_one;
 use crate::printed::Out;
 use choice::{Named, choose};
 use collectives::device::cuda::{Gpu, Properties, Stream};
 use collectives::device::{Machine, Module, Queue, SharedQueue, Streams, Urgency};
-use limits::Limits;
 use models::LlamaConfig;
 use models::cuda::check::{self, Case};
 use models::cuda::speed::{self, Scale, Shown, Work};

@@ -1,6 +1,6 @@
 //! The lines of `bench kernels`.
 
-use super::limits::Limits;
+use crate::gpus::Limits;
 use models::cuda::check::Outcome;
 use models::cuda::speed::{Missing, Row, Work};
 use serde_json::{Value, json};

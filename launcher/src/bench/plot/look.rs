@@ -1,6 +1,7 @@
 //! How the lines of a figure are told apart.
 
 use super::Series;
+use crate::colours::COLOURS;
 use plotters::prelude::*;
 use std::collections::HashSet;
 
@@ -23,17 +24,6 @@ pub(super) enum Mark {
 }
 
 const MARKS: [Mark; 4] = [Mark::Circle, Mark::Triangle, Mark::Square, Mark::Cross];
-
-/// Distinguishable by people who see fewer colours (Okabe and Ito's set without its yellow).
-pub const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
-];
 
 /// Of lines, in pixels.
 const WIDTHS: [u32; 3] = [2, 4, 1];
