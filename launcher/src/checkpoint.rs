@@ -73,13 +73,12 @@ const EVERY: usize = 1000;
 const KEEP: usize = 1;
 
 impl Checkpoints {
-    /// What the flags of a training ask for, if anything.
+    /// What the flags of a training, which [were checked](Self::check_flags), ask for, if anything.
     ///
     /// # Errors
-    /// Flags that say something of no checkpoints; a state that nobody asked to go on from, or of a later step than the last.
-    /// One that has all steps is gone on from, so that the same command may be given once more, as in a chain of jobs.
+    /// A state that nobody asked to go on from, or of a later step than the last. One that has all steps is gone on from, so
+    /// that the same command may be given once more, as in a chain of jobs.
     pub fn asked(args: &TrainArgs) -> Result<Option<Checkpoints>> {
-        Checkpoints::check_flags(args)?;
         let Some(dir) = args.checkpoint.clone() else { return Ok(None) };
         let from = State::last(&dir)?;
         let found = from.as_ref().map(State::step);

@@ -3,7 +3,7 @@
 use crate::agree::Signature;
 use crate::args::{Colour, DeviceKind, EvalArgs, Precision};
 use crate::checkpoint::State;
-use crate::data::{Feed, Input, held};
+use crate::data::{self, Feed, Input, held};
 use crate::device::{self, Device};
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
@@ -17,7 +17,7 @@ use collectives::bootstrap::{Identity, spawn};
 use collectives::device::{Arena, PRODUCT_WORKSPACE};
 use collectives::{Buffer, Communicator, Float};
 use models::tokens::Windows;
-use models::{LlamaConfig, Recompute, Unit};
+use models::{LlamaConfig, MatmulPrecision, Recompute, Unit};
 use serde_json::json;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -51,11 +51,24 @@ pub struct EvalPlan {
     colour: Colour,
 }
 
-/// Refuses threads that would have nothing to do.
+/// What can be said of flags on any machine, and how close products are to be to exact ones.
 ///
 /// # Errors
-/// `--threads` beside `--device cuda`.
-pub fn check_threads(args: &EvalArgs) -> Result<()> {
+/// Numbers that make no sense, flags that do not go together, and random tokens beside files.
+pub fn check_anywhere(args: &EvalArgs) -> Result<MatmulPrecision> {
+    on_hosts("eval", &args.ranks)?;
+    device::check_flags(&args.device, false, args.ranks.share_gpus)?;
+    check_threads(args)?;
+    let precision = device::matmul_precision(&args.device, args.dtype)?;
+    at_least_one("--micro-batch", args.micro_batch)?;
+    args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
+    data::check_names("--data", &args.data)?;
+    data::check_alone(&args.data)?;
+    Ok(precision)
+}
+
+/// Refuses threads that would have nothing to do.
+fn check_threads(args: &EvalArgs) -> Result<()> {
     match args.ranks.threads.filter(|_| args.device.device == DeviceKind::Cuda) {
         Some(threads) => Err(Failure::usage(format!(
             "--threads {threads} is for --device cpu: with --device cuda all of eval is computed on the GPU; leave it away"
@@ -115,15 +128,12 @@ impl EvalPlan {
     /// # Errors
     /// The first thing that cannot be done, in one sentence.
     pub fn new(args: &EvalArgs, identity: Option<&Identity>) -> Result<Self> {
-        on_hosts("eval", &args.ranks)?;
-        check_threads(args)?;
+        let precision = check_anywhere(args)?;
         let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         let device = Device::plan(&args.device, &ranks, identity)?;
         ranks.compute_on(args.device.device, args.ranks.threads);
         ranks.reads_data = true;
-        let precision = device::matmul_precision(&args.device, args.dtype)?;
-        at_least_one("--micro-batch", args.micro_batch)?;
         check_weights(&args.model)?;
         let (model, state) = open(&args.model)?;
         let input = Input::find(&args.data, identity.is_some() && ranks.world > 1)?;

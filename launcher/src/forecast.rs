@@ -8,7 +8,7 @@ use crate::device::{self, Device};
 use crate::failure::{Failure, Result};
 use crate::machine::Machine;
 use crate::out;
-use crate::plan::{self, Asked, MicroBatch, ModelChoice, Numbers, Shape};
+use crate::plan::{self, Anywhere, Asked, MicroBatch, ModelChoice, Shape};
 use crate::transports::{self, Transport};
 use crate::tuning;
 use collectives::MAX_SIZE;
@@ -80,16 +80,12 @@ impl Forecast {
             return Err(Failure::usage(format!("--ranks {world}: a run has from 1 to {MAX_SIZE} ranks")));
         }
         let args = &*args.for_ranks(world, false)?;
-        plan::check_anywhere(args, world)?;
+        let Anywhere { numbers, precision } = plan::check_anywhere(args, world)?;
         let joined = Joined::new(args, world)?;
-        device::check_flags(&args.device, joined.nccl, args.ranks.share_gpus)?;
         let device = Device::elsewhere(&args.device);
-        let precision = device::matmul_precision(&args.device, args.dtype)?;
         let placement = plan::placement(args, &device);
-        let zero = zero::Config { placement, ..Numbers::check(args, world)?.zero };
-        let model = ModelChoice::open(&args.model)?;
-        model.config.validate().map_err(Failure::usage)?;
-        model.check_trainable()?;
+        let zero = zero::Config { placement, ..numbers.zero };
+        let model = plan::trainable(args)?;
         let threads = args.ranks.threads.unwrap_or_else(|| {
             let here = joined.here.unwrap_or(world);
             plan::unasked_threads(

@@ -1,6 +1,7 @@
 //! From literal flags to a validated plan: everything that can be checked is checked before any rank starts.
 
 mod advice;
+mod anywhere;
 mod asked;
 mod inputs;
 mod launched;
@@ -12,7 +13,9 @@ mod scaling;
 mod shape;
 mod steps;
 mod traced;
+mod what;
 
+pub use anywhere::{Anywhere, check_anywhere};
 pub use asked::{Asked, on_hosts};
 pub use launched::by_itself;
 pub use model::{MicroBatch, ModelChoice};
@@ -22,26 +25,26 @@ pub use scaling::{read as scaling_read, told as scaling_told};
 pub use shape::Shape;
 pub use steps::{check_tokens, lead_tokens, tokens_in_memory};
 pub use traced::Traced;
+pub use what::{sequence, trainable};
 
-use crate::args::{DeviceKind, Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs, deepspeed};
+use crate::args::{Mover, Offload, Order, Precision, RankArgs, Switch, TrainArgs, deepspeed};
 use crate::checkpoint::{self, Checkpoints, State};
-use crate::data::{self, Feed, held};
+use crate::data::Feed;
 use crate::device::{self, Device, Need};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Output};
 use crate::human;
 use crate::machine::{self, Machine};
 use crate::rate::Rate;
 use crate::tokenizer::Tokenizer;
 use crate::train::stop;
+use anywhere::check_flags;
 use collectives::bootstrap::{Identity, spawn};
 use collectives::schedule::Group;
-use inputs::Inputs;
-use models::LlamaConfig;
-use models::tokens::{self, BatchPlan, Windows};
-use outputs::{check_beside, check_written, outputs};
+use models::tokens::BatchPlan;
+use outputs::{check_written, outputs};
 use std::path::PathBuf;
-use steps::{check_batch, step_tokens};
+use steps::Taken;
+use what::What;
 
 /// The longest default sequence of `train`: beyond it, attention dominates a CPU's step.
 const TRAIN_SEQ: usize = 256;
@@ -123,66 +126,25 @@ impl TrainPlan {
         let unasked = device::ranks_unasked(&args.device, &args.ranks, identity);
         let mut ranks = Ranks::plan(&args.ranks, unasked, identity)?;
         let args = &*args.for_ranks(ranks.world, identity.is_some())?;
-        ranks.options.progress = args.progress.options();
-        ranks.on_request = stop::on_request(args.save.is_some() || args.checkpoint.is_some());
-        let device = Device::plan(&args.device, &ranks, identity)?;
-        ranks.compute_on(args.device.device, args.ranks.threads);
-        ranks.reads_data = true;
-        check_device(args)?;
-        let precision = device::matmul_precision(&args.device, args.dtype)?;
-        let Numbers { rate, val_fraction, zero } = Numbers::check(args, ranks.world)?;
+        let Anywhere { numbers, precision } = check_flags(args, ranks.world)?;
+        let device = train_on(args, &mut ranks, identity)?;
+        let Numbers { rate, val_fraction, zero } = numbers;
+        let zero = zero::Config { placement: placement(args, &device), ..zero };
         if let Some(dir) = args.checkpoint.as_deref().filter(|_| identity.is_none()) {
             // Before anything is read that another run takes away.
             checkpoint::clean(dir)?;
         }
         let checkpoints = Checkpoints::asked(args)?;
         let traced = Traced::asked(args, checkpoints.as_ref().map_or(0, Checkpoints::made))?;
-        let zero = zero::Config { placement: placement(args, &device), ..zero };
-        let mut model = ModelChoice::open(&args.model)?;
-        model.config.validate().map_err(Failure::usage)?;
-        model.check_trainable()?;
-        let inputs = Inputs::find(args, &ranks, identity)?;
-        let sample = if args.ranks.quiet { 0 } else { args.sample };
-        let tokenizer = inputs.tokenizer(args, &mut model, (&ranks, identity), sample)?;
-        let length = sequence(args, &model)?;
-        let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
-        check_apart(args, &outputs)?;
-        if !outputs.is_empty() {
-            let read = inputs.files(args, &model, tokenizer.as_ref())?;
-            outputs.iter().try_for_each(|output| files::check_apart(output.flag, output.file, &read))?;
-        }
-        // Where others start ranks, each may be on a host of its own; rank 0, which writes, looks when they have met.
-        if identity.is_none() {
-            let (tokenizer, data) = (tokenizer.as_ref(), inputs.named());
-            check_written(&model, tokenizer, &data, args.dtype, args.save.as_deref(), &outputs)?;
-            if let Some(checkpoints) = &checkpoints {
-                checkpoint::check_destination(checkpoints, model.config.parameters(), args.steps)?;
-            }
-        }
-        let step_tokens = step_tokens(args, ranks.world, length)?;
-        let (mut made, mut tokens_before) = (0, 0);
-        if let Some(state) = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref()) {
-            state.check_shape(&model)?;
-            made = state.step();
-            tokens_before = state.tokens;
-        }
-        let left = step_tokens.saturating_mul(args.steps.saturating_sub(made));
-        let tokens = left.saturating_add(tokens_before as usize).max(step_tokens);
-        let of_tokens = (model.config.vocab, tokenizer.as_ref());
-        let (feed, val_fraction) = inputs.feed(args, of_tokens, (tokens, length), val_fraction, identity)?;
-        check_batch(args, &feed, (&ranks, identity), length, step_tokens)?;
-        feed.check_held_out(args.val_fraction.as_ref(), val_fraction, length)?;
-        check_tokens(&feed, identity)?;
-        let order = match args.order {
-            Order::Sequential => tokens::Order::Sequential,
-            Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
-        };
-        let windows = Windows::new(feed.training(), length).map_err(Failure::usage)?;
-        // Where a run goes on, its data do, whatever a step was before. With another length windows are others: as many tokens
-        // are behind.
-        let batches = BatchPlan::new(windows, order, args.micro_batch, args.accumulate, ranks.world)
-            .map_err(Failure::usage)?
-            .after(made as u64, tokens_before / length as u64);
+        let what = What::open(args, &ranks, identity)?;
+        what.check_written(args, checkpoints.as_ref(), identity)?;
+        let state = checkpoints.as_ref().and_then(|checkpoints| checkpoints.from.as_ref());
+        state.map_or(Ok(()), |state| state.check_shape(&what.model))?;
+        let What { model, inputs, tokenizer, sample, length } = what;
+        let of_tokens = (model.config.vocab, tokenizer.as_ref(), length);
+        let whose = (&ranks, identity);
+        let Taken { feed, val_fraction, batches, step_tokens, before } =
+            Taken::plan(args, inputs, of_tokens, val_fraction, state, whose)?;
         let recompute = args.recompute.of_models();
         let (rows, threads) = (args.micro_batch, ranks.threads);
         let batch = MicroBatch { rows, length, recompute, precision, threads };
@@ -201,7 +163,7 @@ impl TrainPlan {
             dtype: args.dtype,
             steps: args.steps,
             step_tokens,
-            tokens_before,
+            tokens_before: before,
             batch,
             rate,
             seed: args.seed,
@@ -358,58 +320,14 @@ impl TrainPlan {
     }
 }
 
-/// What can be said of a training by `world` ranks, with the flags that it has for so many, on any machine and whatever its
-/// files hold.
-///
-/// # Errors
-/// Numbers that make no sense, a sequence that a known model does not take, too long a step, random tokens beside files,
-/// and outputs in each other's way.
-pub fn check_anywhere(args: &TrainArgs, world: usize) -> Result<()> {
-    Numbers::check(args, world)?;
-    Checkpoints::check_flags(args)?;
-    Traced::asked(args, 0)?;
-    check_device(args)?;
-    data::check_names("--data", &args.data)?;
-    data::check_alone(&args.data)?;
-    held::check(&args.data, &args.val_data)?;
-    let name = &*args.model.to_string_lossy();
-    let length = match LlamaConfig::preset(name) {
-        Ok(config) => ModelChoice::new(name, config).sequence(args.seq, TRAIN_SEQ)?,
-        Err(_) => args.seq.unwrap_or(1),
-    };
-    step_tokens(args, world, length)?;
-    let outputs = outputs(args.metrics.as_deref(), args.trace.as_deref());
-    outputs.iter().try_for_each(|output| files::check_output_name(output.flag, output.file))?;
-    for (flag, path) in [("--save", &args.save), ("--checkpoint", &args.checkpoint)] {
-        path.as_ref().map_or(Ok(()), |path| files::check_name(flag, path, "the name of a directory"))?;
-    }
-    files::check_distinct(&outputs)?;
-    check_apart(args, &outputs)?;
-    let Some(model) = &args.save else { return Ok(()) };
-    outputs.iter().try_for_each(|output| check_beside(output.flag, output.file, output.file, model))
-}
-
-/// Whether checkpoints have a place for themselves.
-fn check_apart(args: &TrainArgs, outputs: &[Output<'_>]) -> Result<()> {
-    let Some(dir) = &args.checkpoint else { return Ok(()) };
-    let save = args.save.iter().map(|save| ("--save", save.as_path()));
-    let mut all = outputs.iter().map(|output| (output.flag, output.file)).chain(save);
-    all.try_for_each(|(flag, path)| Checkpoints::check_apart(dir, flag, path))
-}
-
-/// Whether flags of a training on GPUs come with them.
-fn check_device(args: &TrainArgs) -> Result<()> {
-    match (args.device.device, args.offload, args.cuda_graphs) {
-        (DeviceKind::Cpu, Offload::Optimizer, _) => usage(
-            "--offload optimizer moves state from GPUs to the host, where --device cpu has it already: add \
-             --device cuda, or leave --offload away"
-                .into(),
-        ),
-        (DeviceKind::Cpu, _, Some(Switch::On)) => {
-            usage("--cuda-graphs on is for GPUs: add --device cuda".into())
-        }
-        _ => Ok(()),
-    }
+/// On what ranks train, and what follows for them from that.
+fn train_on(args: &TrainArgs, ranks: &mut Ranks, identity: Option<&Identity>) -> Result<Device> {
+    ranks.options.progress = args.progress.options();
+    ranks.on_request = stop::on_request(args.save.is_some() || args.checkpoint.is_some());
+    let device = Device::plan(&args.device, ranks, identity)?;
+    ranks.compute_on(args.device.device, args.ranks.threads);
+    ranks.reads_data = true;
+    Ok(device)
 }
 
 /// As `--offload` names it.
@@ -427,14 +345,6 @@ pub fn recompute(which: models::Recompute) -> &'static str {
         models::Recompute::None => "none",
         models::Recompute::NoBackward => "no backward",
     }
-}
-
-/// The tokens of a sequence.
-///
-/// # Errors
-/// More than the model takes.
-pub fn sequence(args: &TrainArgs, model: &ModelChoice) -> Result<usize> {
-    model.sequence(args.seq, TRAIN_SEQ)
 }
 
 /// Where weights and optimizer state live.

@@ -6,12 +6,11 @@ mod time;
 use crate::args::{Cli, Command, DeviceArgs, DeviceKind, RankArgs, SbatchArgs};
 use crate::bench;
 use crate::data;
-use crate::device;
 use crate::eval;
 use crate::failure::{self, Failure, Result};
 use crate::human::{several, typed};
 use crate::out;
-use crate::plan::{Asked, at_least_one, check_anywhere, on_hosts};
+use crate::plan::{Asked, check_anywhere};
 use crate::transports::{Transport, plugin};
 use collectives::MAX_SIZE;
 use collectives::transport::Nodes;
@@ -205,48 +204,37 @@ impl Inner {
             ),
             false => Failure::usage(format!("the command after --: {}", failure::sentence(&e))),
         })?;
-        let Some(ranks) = cli.command.ranks().cloned() else {
-            return Err(Failure::usage("the command after -- runs no ranks: take train, eval or bench"));
-        };
-        let asked = Asked::new(&ranks, world)?;
+        let none = || Failure::usage("the command after -- runs no ranks: take train, eval or bench");
         let cuda = |args: &DeviceArgs| ("--device cuda", args.device == DeviceKind::Cuda);
-        let (name, gpus) = match &cli.command {
+        let inner = |name, ranks: &RankArgs, asked, gpus| {
+            let ranks = ranks.clone();
+            Inner { name, ranks, asked, gpus, saves: false, resumes: false }
+        };
+        match &cli.command {
             Command::Train(args) => {
-                device::check_flags(&args.device, asked.nccl, ranks.share_gpus)?;
-                device::matmul_precision(&args.device, args.dtype)?;
+                let asked = Asked::new(&args.ranks, world)?;
                 let resolved = args.for_ranks(world, true)?;
                 check_anywhere(&resolved, world).map_err(|e| args.placed(e))?;
                 data::check_no_stream("--data", &args.data)?;
                 data::check_no_stream("--val-data", &args.val_data)?;
-                ("train", cuda(&args.device))
+                let saves = args.save.is_some() || args.checkpoint.is_some();
+                let inner = inner("train", &args.ranks, asked, cuda(&args.device));
+                Ok(Inner { saves, resumes: args.resume, ..inner })
             }
             Command::Eval(args) => {
-                on_hosts("eval", &args.ranks)?;
-                device::check_flags(&args.device, false, ranks.share_gpus)?;
-                eval::check_threads(args)?;
-                device::matmul_precision(&args.device, args.dtype)?;
-                at_least_one("--micro-batch", args.micro_batch)?;
-                args.seq.map_or(Ok(()), |seq| at_least_one("--seq", seq))?;
-                data::check_names("--data", &args.data)?;
+                let asked = Asked::new(&args.ranks, world)?;
+                eval::check_anywhere(args)?;
                 data::check_no_stream("--data", &args.data)?;
-                data::check_alone(&args.data)?;
-                ("eval", cuda(&args.device))
+                Ok(inner("eval", &args.ranks, asked, cuda(&args.device)))
             }
             Command::Bench(args) => {
+                let ranks = args.command.ranks().ok_or_else(none)?;
+                let asked = Asked::new(ranks, world)?;
                 bench::check(args, world, &asked)?;
-                ("bench", ("--transport nccl", asked.nccl))
+                Ok(inner("bench", ranks, asked, ("--transport nccl", asked.nccl)))
             }
-            Command::Plan(_)
-            | Command::Tokenize(_)
-            | Command::Report(_)
-            | Command::Checkpoint(_)
-            | Command::Sbatch(_)
-            | Command::Doctor(_) => ("", ("", false)),
-        };
-        let saves =
-            matches!(&cli.command, Command::Train(args) if args.save.is_some() || args.checkpoint.is_some());
-        let resumes = matches!(&cli.command, Command::Train(args) if args.resume);
-        Ok(Inner { name, ranks, asked, gpus, saves, resumes })
+            _ => Err(none()),
+        }
     }
 
     /// Whether it fits the job.

@@ -115,12 +115,11 @@ pub fn one_for_each_gpu() -> usize {
 }
 
 impl Device {
-    /// Checks the flags against what this machine has.
+    /// Checks the flags, which [go together](check_flags), against what this machine has.
     ///
     /// # Errors
     /// Something of CUDA is missing, or there are too few GPUs.
     pub fn plan(args: &DeviceArgs, ranks: &Ranks, identity: Option<&Identity>) -> Result<Self> {
-        check_flags(args, ranks.nccl, ranks.share_gpus)?;
         if args.device == DeviceKind::Cpu {
             return Ok(Device::Cpu);
         }

@@ -8,6 +8,7 @@ use crate::human;
 use crate::rate::Rate;
 
 /// What the numbers say.
+#[derive(Debug)]
 pub struct Numbers {
     /// The learning rate of each step.
     pub rate: Rate,

@@ -1,13 +1,67 @@
 //! The tokens of a training: how many a step takes, whether there are as many, and where they are kept.
 
+use super::inputs::Inputs;
 use super::{Ranks, usage};
-use crate::args::TrainArgs;
+use crate::args::{Order, TrainArgs};
+use crate::checkpoint::State;
 use crate::data::Feed;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::ranks::lead;
+use crate::tokenizer::Tokenizer;
 use collectives::Communicator;
 use collectives::bootstrap::{Identity, spawn};
+use models::tokens::{self, BatchPlan, Windows};
+
+/// The tokens of a training, and which of them its steps take.
+pub struct Taken {
+    /// All of them.
+    pub feed: Feed,
+    /// The part that is held out.
+    pub val_fraction: f64,
+    /// Which make which batch.
+    pub batches: BatchPlan,
+    /// How many a step of all ranks takes.
+    pub step_tokens: usize,
+    /// How many were trained on before.
+    pub before: u64,
+}
+
+impl Taken {
+    /// Reads or makes them, for a model of so many and sequences of a length. A `fraction` of them is to be held out.
+    ///
+    /// # Errors
+    /// They cannot be read or made, are too few, or some that the model does not know.
+    pub fn plan(
+        args: &TrainArgs,
+        inputs: Inputs,
+        (vocab, tokenizer, length): (usize, Option<&Tokenizer>, usize),
+        fraction: f64,
+        state: Option<&State>,
+        (ranks, identity): (&Ranks, Option<&Identity>),
+    ) -> Result<Self> {
+        let step_tokens = step_tokens(args, ranks.world, length)?;
+        let (made, before) = state.map_or((0, 0), |state| (state.step(), state.tokens));
+        let left = step_tokens.saturating_mul(args.steps.saturating_sub(made));
+        let tokens = left.saturating_add(before as usize).max(step_tokens);
+        let (feed, val_fraction) =
+            inputs.feed(args, (vocab, tokenizer), (tokens, length), fraction, identity)?;
+        check_batch(args, &feed, (ranks, identity), length, step_tokens)?;
+        feed.check_held_out(args.val_fraction.as_ref(), val_fraction, length)?;
+        check_tokens(&feed, identity)?;
+        let order = match args.order {
+            Order::Sequential => tokens::Order::Sequential,
+            Order::Shuffled => tokens::Order::Shuffled { seed: args.seed },
+        };
+        let windows = Windows::new(feed.training(), length).map_err(Failure::usage)?;
+        // Where a run goes on, its data do, whatever a step was before. With another length windows are others: as many tokens
+        // are behind.
+        let batches = BatchPlan::new(windows, order, args.micro_batch, args.accumulate, ranks.world)
+            .map_err(Failure::usage)?
+            .after(made as u64, before / length as u64);
+        Ok(Taken { feed, val_fraction, batches, step_tokens, before })
+    }
+}
 
 /// Bytes of the tokens that `ranks` keep in memory together: those that something else has started each their own, and those
 /// that this process starts, as threads or not, one copy.

@@ -4,6 +4,7 @@ use super::*;
 use crate::args::tests::train;
 use crate::data::Input;
 use crate::tokenizer::Share;
+use models::tokens::{self, Windows};
 
 /// What these flags come to where nothing else has started ranks.
 pub fn plan(flags: &str) -> TrainPlan {
