@@ -2,7 +2,6 @@
 
 mod choices;
 pub mod deepspeed;
-pub mod foreign;
 mod headings;
 mod meant;
 mod number;

@@ -1,6 +1,5 @@
 //! How a command ends when it cannot do what was asked: one sentence and an exit code.
 
-use crate::args::foreign;
 use crate::out;
 use crate::train::stop;
 use collectives::DType;
@@ -161,9 +160,6 @@ pub fn asks_for_help(error: &clap::Error) -> bool {
 
 /// What clap says of flags that it cannot read, as one sentence: without its layout and the way to the help.
 pub fn sentence(error: &clap::Error) -> String {
-    if let Some(told) = foreign::told(error) {
-        return told;
-    }
     let text = error.to_string();
     let end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
     // `-- -g` is for commands that take words without a flag.
