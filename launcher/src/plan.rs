@@ -342,8 +342,7 @@ pub fn offload(placement: zero::Placement) -> &'static str {
 pub fn recompute(which: models::Recompute) -> &'static str {
     match which {
         models::Recompute::Full => "full",
-        models::Recompute::None => "none",
-        models::Recompute::NoBackward => "no backward",
+        models::Recompute::None | models::Recompute::NoBackward => "none",
     }
 }
 
