@@ -6,6 +6,7 @@
 
 mod claim;
 mod command;
+mod keeping;
 mod pen;
 mod seen;
 mod state;
@@ -16,10 +17,9 @@ mod writing;
 
 pub use claim::{Claim, clean};
 pub use command::checkpoint;
-pub use seen::check_seen;
+pub use keeping::Keeping;
 pub use state::State;
-pub use worker::Worker;
-pub use writing::{Lead, Writing, Written, copied_state};
+pub use writing::{Written, copied_state};
 
 use crate::args::TrainArgs;
 use crate::failure::{Failure, Result};
@@ -27,6 +27,7 @@ use crate::files;
 use crate::human;
 use collectives::DType;
 use models::hf;
+use seen::check_seen;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind};

@@ -8,7 +8,7 @@ mod trace;
 
 use crate::agree;
 use crate::args::RankArgs;
-use crate::checkpoint::{self, Lead, Worker, Writing};
+use crate::checkpoint::Keeping;
 use crate::device;
 use crate::evaluate::{mean_loss, rounds};
 use crate::failure::{Failure, Result};
@@ -21,23 +21,20 @@ use crate::progress::{Progress, Tick};
 use crate::report::{self, RankReport, memory_json};
 use crate::save::{self, Companions};
 use crate::text;
-use collectives::{Buffer, Communicator, Float};
+use collectives::{Communicator, Float};
 pub use describe::signature;
 use loader::Loader;
 use models::tokens::Windows;
 use serde_json::json;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trace::Tracing;
 use zero::{Ledger, Memory, Step, Trainer};
 
 /// What keeps weights finite.
 const REMEDY: &str = "a lower --lr or a longer --warmup usually helps";
-
-/// How long a rank 0 that fails waits for its part in a checkpoint.
-const AT_THE_END: Duration = Duration::from_secs(2);
 
 /// Steps over which shown speed is averaged.
 const RECENT: f64 = 20.0;
@@ -95,15 +92,8 @@ struct Run<'a, T: Float> {
     apart: Duration,
     /// Steps that are made, with those before this run.
     made: usize,
-    /// Those of the last checkpoint, and of the last that was tried.
-    kept: usize,
-    tried: usize,
-    /// The one that is under way, and where this rank's part of one is copied to.
-    writing: Option<Writing<'a>>,
-    /// What writes it, and rank 0's share in that.
-    worker: Option<Worker>,
-    lead: Option<Lead>,
-    copy: Option<Buffer<f32>>,
+    /// What is kept of its state on the way, if anything.
+    keeping: Option<Keeping<'a>>,
     last: Step,
     validation: Option<f64>,
     /// What it ends with before its time is not that its weights are worth less.
@@ -127,21 +117,7 @@ impl<'a, T: Float> Run<'a, T> {
             _ => Companions::default(),
         };
         let companions = Arc::new(companions);
-        let writer = match &plan.checkpoints {
-            Some(checkpoints) if lead => {
-                let claim = Arc::new(Mutex::new(checkpoints.claim()?));
-                Some(Lead { claim, companions: Arc::clone(&companions) })
-            }
-            _ => None,
-        };
-        let worker = match &plan.checkpoints {
-            Some(checkpoints) => {
-                checkpoint::check_seen(&checkpoints.dir, &comm)?;
-                // Rank 0's may have all parts, and be about to give them their name.
-                Some(Worker::start(if lead { AT_THE_END } else { Duration::ZERO })?)
-            }
-            None => None,
-        };
+        let mut keeping = Keeping::begin(plan, &comm, &companions)?;
         // Rank 0 writes them, and all know whether it does.
         let hosts = match &plan.metrics {
             Some(_) => agree::exchange(&comm, &collectives::bootstrap::host_name())?,
@@ -173,15 +149,7 @@ impl<'a, T: Float> Run<'a, T> {
         }
         let ledger = trainer.ledger();
         let account = plan.zero.placement.of_host(&ledger.workspace, &ledger.host);
-        let copy = match plan.checkpoints.as_ref().filter(|checkpoints| checkpoints.beside) {
-            Some(_) => {
-                let mut room = Buffer::try_zeroed(checkpoint::copied_state(trainer.plan()))?.booked(account);
-                // Or its pages would come with the first copy.
-                room.host_mut().fill(0.0);
-                Some(room)
-            }
-            None => None,
-        };
+        keeping.as_mut().map_or(Ok(()), |keeping| keeping.reserve(trainer.plan(), account))?;
         let tracing = match &plan.traced {
             Some(traced) if traced.steps.is_empty() => {
                 let path = traced.path.display();
@@ -214,12 +182,7 @@ impl<'a, T: Float> Run<'a, T> {
             start: Instant::now(),
             apart: Duration::ZERO,
             made: plan.made_before(),
-            kept: plan.made_before(),
-            tried: plan.made_before(),
-            writing: None,
-            worker,
-            lead: writer,
-            copy,
+            keeping,
             last: Step::default(),
             validation: None,
             sound: false,

@@ -1,9 +1,9 @@
 //! What rank 0 does for a checkpoint beside its own part: the directory before anything is in it, and its name once all is.
 
 use super::claim::Claim;
-use super::{Checkpoints, FILES, KEPT_STATES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
+use super::writing::Due;
+use super::{FILES, KEPT_STATES, STEP, TRAINING, name, pen_place, remove_unfinished, steps};
 use crate::about::{generator, now};
-use crate::plan::TrainPlan;
 use crate::train::signature;
 use collectives::trace::Trace;
 use models::hf::{Checkpoint, Sum, sync_dir};
@@ -44,14 +44,9 @@ pub(super) struct Pen {
 }
 
 impl Pen {
-    /// Of the state of a training that stands there, and was `evaluated` there or not; the last one was that after step `before`.
-    pub(super) fn new(
-        plan: &TrainPlan,
-        checkpoints: &Checkpoints,
-        claim: Arc<Mutex<Claim>>,
-        (standing, evaluated): (Standing, bool),
-        before: usize,
-    ) -> Self {
+    /// Of the state of a training that stands there.
+    pub(super) fn new(due: &Due<'_>, claim: Arc<Mutex<Claim>>, standing: Standing) -> Self {
+        let Due { plan, checkpoints, evaluated, before } = *due;
         let settings = signature(plan).into_iter().map(|(flag, value)| (flag.to_owned(), Value::from(value)));
         let mut settings: Map<String, Value> = settings.collect();
         settings.insert("ranks".into(), plan.ranks.world.to_string().into());

@@ -1,6 +1,8 @@
 //! Checkpoints of one rank, and what a file system may do to them.
 
 use super::pen::{Pen, take_away_before};
+use super::worker::Worker;
+use super::writing::{Due, Lead, Manner, Writers, Writing};
 use super::*;
 use crate::device;
 use crate::plan::TrainPlan;
@@ -39,12 +41,12 @@ fn written(dir: &Path, steps: u64) {
 }
 
 fn write(trainer: &mut Trainer<f32>, plan: &TrainPlan, checkpoints: &Checkpoints) {
-    let (comm, worker) = (trainer.comm().clone(), Worker::start(Duration::ZERO).unwrap());
+    let (comm, mut worker) = (trainer.comm().clone(), Worker::start(Duration::ZERO).unwrap());
     let claim = Arc::new(Mutex::new(Claim::of(&checkpoints.dir).unwrap()));
     let lead = Lead { claim, companions: Arc::default() };
-    let whose = (Some(&lead), &worker);
-    let mut writing = Writing::begin(trainer, (plan, checkpoints), whose, (true, 0), (false, None)).unwrap();
-    let written = loop {
+    let writers = Writers { lead: Some(&lead), worker: &worker };
+    let mut writing = Writing::begin(trainer, due(plan, checkpoints), writers, Manner::Standing).unwrap();
+    let (written, _) = loop {
         if let Some(written) = writing.end(&comm, &worker, true).unwrap() {
             break written;
         }
@@ -57,7 +59,12 @@ fn write(trainer: &mut Trainer<f32>, plan: &TrainPlan, checkpoints: &Checkpoints
 fn pen(plan: &TrainPlan, checkpoints: &Checkpoints, steps: u64) -> Pen {
     let claim = Arc::new(Mutex::new(Claim::of(&checkpoints.dir).unwrap()));
     let standing = Standing { steps, ..Standing::default() };
-    Pen::new(plan, checkpoints, claim, (standing, true), 0)
+    Pen::new(&due(plan, checkpoints), claim, standing)
+}
+
+/// The first of a run, which was evaluated.
+fn due<'a>(plan: &'a TrainPlan, checkpoints: &'a Checkpoints) -> Due<'a> {
+    Due { plan, checkpoints, evaluated: true, before: 0 }
 }
 
 /// What lies in a directory, in order.
@@ -136,7 +143,7 @@ fn a_run_with_nothing_left_to_do_takes_nothing_away_where_its_last_state_is_not(
     let dir = home.path().join("c");
     let here = keeping(1, &dir);
     let settled = |lead: &Lead, step| {
-        let worker = Worker::start(Duration::ZERO).unwrap();
+        let mut worker = Worker::start(Duration::ZERO).unwrap();
         lead.settle(&here, step, &worker);
         worker.rest();
         there(&dir)

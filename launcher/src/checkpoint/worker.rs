@@ -43,8 +43,8 @@ impl Worker {
         Task { told, done: None }
     }
 
-    /// Waits until all is done.
-    pub fn rest(mut self) {
+    /// Waits until all is done, and takes nothing more.
+    pub fn rest(&mut self) {
         self.work = None;
         let _ = self.ended.recv();
     }

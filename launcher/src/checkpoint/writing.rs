@@ -37,6 +37,36 @@ pub struct Lead {
     pub companions: Arc<Companions>,
 }
 
+/// A state that is to be kept, of a training after its last step.
+#[derive(Clone, Copy)]
+pub struct Due<'a> {
+    /// The training.
+    pub plan: &'a TrainPlan,
+    /// Where it is to be, and how many stay beside it.
+    pub checkpoints: &'a Checkpoints,
+    /// Whether an evaluation was made there.
+    pub evaluated: bool,
+    /// After which step the last one was; 0 for none.
+    pub before: usize,
+}
+
+/// Who writes it.
+#[derive(Clone, Copy)]
+pub struct Writers<'b> {
+    /// Rank 0's share.
+    pub lead: Option<&'b Lead>,
+    /// This rank's thread.
+    pub worker: &'b Worker,
+}
+
+/// How it is written.
+pub enum Manner {
+    /// From where it is, while the run stands still.
+    Standing,
+    /// Beside the next steps, from a copy that is made at once, where there is room for it.
+    Beside(Option<Buffer<f32>>),
+}
+
 /// What came of writing a checkpoint. The ranks stand together then, and the one before is there where it is not.
 pub struct Written {
     /// After which step it is, or would be.
@@ -47,8 +77,6 @@ pub struct Written {
     pub refused: Option<Failure>,
     /// On rank 0, what has to be said of one that is there.
     pub remark: Option<String>,
-    /// Where the state was copied to.
-    pub copy: Option<Buffer<f32>>,
 }
 
 /// A checkpoint on its way to the disk. All ranks have it at once, and ask together how far it is.
@@ -79,19 +107,18 @@ enum Stage {
 }
 
 impl<'a> Writing<'a> {
-    /// Begins to write the state of a training after its last step, and whether it was `evaluated` there: from where it is,
-    /// waiting for the files, or `beside` the next steps, from a copy of this rank's part that is made now, where there is room.
-    /// The last one was that after step `before`. What is refused is told at its [end](Self::end).
+    /// Begins to write a state, waiting for the files where the run stands still. What is refused is told at its
+    /// [end](Self::end).
     ///
     /// # Errors
     /// Another rank fails.
     pub fn begin<T: Float>(
         trainer: &mut Trainer<T>,
-        (plan, checkpoints): (&'a TrainPlan, &'a Checkpoints),
-        (lead, worker): (Option<&Lead>, &Worker),
-        (evaluated, before): (bool, usize),
-        (beside, room): (bool, Option<Buffer<f32>>),
+        due: Due<'a>,
+        Writers { lead, worker }: Writers<'_>,
+        manner: Manner,
     ) -> Result<Self> {
+        let Due { plan, checkpoints, .. } = due;
         let standing = trainer.standing();
         let step = standing.steps as usize;
         let remarks = lead.map(|lead| lead.companions.remarks()).unwrap_or_default();
@@ -103,8 +130,7 @@ impl<'a> Writing<'a> {
         let parts = [weights?, first?, second?];
         let begun = match lead {
             Some(Lead { claim, companions }) => {
-                let standing = (standing, evaluated);
-                let mut pen = Pen::new(plan, checkpoints, Arc::clone(claim), standing, before);
+                let mut pen = Pen::new(&due, Arc::clone(claim), standing);
                 let (parts, companions) = (parts.clone(), Arc::clone(companions));
                 worker.give(move || match begin(&mut pen, &parts, &companions) {
                     Ok(()) => (Some(pen), Ok(())),
@@ -115,13 +141,14 @@ impl<'a> Writing<'a> {
         };
         let stage = Stage::Begun(begun);
         let mut writing = Writing { checkpoints, step, parts, pen: None, own: None, copy: None, stage };
+        let beside = matches!(manner, Manner::Beside(_));
         while !beside && matches!(writing.stage, Stage::Begun(_)) {
             writing.go_on(trainer.comm(), worker, true)?;
         }
         if let Stage::Over(_) = writing.stage {
             return Ok(writing);
         }
-        let own = writing.export(trainer, beside, room)?;
+        let own = writing.export(trainer, manner)?;
         match beside {
             true => writing.own = Some(own),
             false => writing.stage = Stage::Written(worker.give(|| own.finish())),
@@ -130,18 +157,17 @@ impl<'a> Writing<'a> {
     }
 
     /// This rank's part, written or copied.
-    fn export<T: Float>(
-        &self,
-        trainer: &mut Trainer<T>,
-        beside: bool,
-        room: Option<Buffer<f32>>,
-    ) -> Result<Own> {
-        // The thread that had it has ended.
-        let lost = (beside && room.is_none()).then(|| "the room for a copy is lost".to_owned());
+    fn export<T: Float>(&self, trainer: &mut Trainer<T>, manner: Manner) -> Result<Own> {
+        let (room, refused) = match manner {
+            Manner::Standing => (None, None),
+            Manner::Beside(Some(room)) => (Some(room), None),
+            // The thread that had it has ended.
+            Manner::Beside(None) => (None, Some("the room for a copy is lost".to_owned())),
+        };
         let mut own = Own {
             parts: self.parts.each_ref().map(Parts::part),
             copied: room.map(|room| Copied { room, used: 0, ranges: Vec::new() }),
-            refused: lost,
+            refused,
         };
         for kept in Kept::ALL {
             trainer.export_state(kept, &mut |spec, range, values| {
@@ -162,12 +188,17 @@ impl<'a> Writing<'a> {
         Ok(own)
     }
 
-    /// What came of it, once it has its name or was refused; all ask together, and `wait` a moment for each other's threads or do
-    /// not.
+    /// What came of it, and where it was copied to, once it has its name or was refused; all ask together, and `wait` a moment for
+    /// each other's threads or do not.
     ///
     /// # Errors
     /// Another rank fails.
-    pub fn end(&mut self, comm: &Communicator, worker: &Worker, wait: bool) -> Result<Option<Written>> {
+    pub fn end(
+        &mut self,
+        comm: &Communicator,
+        worker: &Worker,
+        wait: bool,
+    ) -> Result<Option<(Written, Option<Buffer<f32>>)>> {
         self.go_on(comm, worker, wait)?;
         let Stage::Over(outcome) = &mut self.stage else { return Ok(None) };
         let said =
@@ -182,8 +213,8 @@ impl<'a> Writing<'a> {
             worker.give(move || pen::remove(&going));
         }
         let refused = refused.filter(|_| comm.rank() == 0).map(Failure::run);
-        let (remark, copy) = (remark.map(|why| said(&why)), self.copy.take());
-        Ok(Some(Written { step: self.step, whole, refused, remark, copy }))
+        let remark = remark.map(|why| said(&why));
+        Ok(Some((Written { step: self.step, whole, refused, remark }, self.copy.take())))
     }
 
     /// Asks once whether all ranks have come so far, and goes on with what is next if so.

@@ -3,7 +3,7 @@
 use super::trace::Tracing;
 use super::{Run, indent};
 use crate::args::RankArgs;
-use crate::checkpoint::{Writing, Written};
+use crate::checkpoint::{Keeping, Written};
 use crate::failure::{Failure, Result};
 use crate::printed;
 use crate::progress::Progress;
@@ -12,36 +12,28 @@ use crate::save::{self, Saved, Wanted};
 use collectives::Float;
 use models::tokens::Windows;
 use serde_json::json;
+use std::path::Path;
 use std::time::Instant;
 
 impl<T: Float> Run<'_, T> {
     /// Keeps the state after the last step, unless it is kept already, at once or `beside` the next steps. What is refused costs
     /// no more than that.
     pub(super) fn checkpoint(&mut self, beside: bool) -> Result<()> {
-        let Some(checkpoints) = &self.plan.checkpoints else { return Ok(()) };
         self.await_checkpoint()?;
-        let Some(worker) = &self.worker else { return Ok(()) };
-        if self.made == self.tried {
-            if let Some(lead) = &self.lead {
-                lead.settle(checkpoints, self.kept, worker);
-            }
+        let Some(keeping) = self.keeping.as_mut() else { return Ok(()) };
+        if keeping.settle(self.made) {
             return Ok(());
         }
         let began = Instant::now();
-        self.tried = self.made;
         self.record.sync(&self.progress);
-        let evaluated = self.validation.is_some();
-        let copy = (beside, self.copy.take_if(|_| beside));
-        let (plan, whose) = ((self.plan, checkpoints), (self.lead.as_ref(), worker));
-        let writing = Writing::begin(&mut self.trainer, plan, whose, (evaluated, self.kept), copy)?;
-        self.writing = Some(writing);
+        keeping.make(&mut self.trainer, self.validation.is_some(), beside)?;
         self.account.checkpoints += began.elapsed().as_secs_f64();
         if beside { Ok(()) } else { self.await_checkpoint() }
     }
 
     /// Waits for the checkpoint that is under way.
     fn await_checkpoint(&mut self) -> Result<()> {
-        while self.writing.is_some() {
+        while self.keeping.as_ref().is_some_and(Keeping::waits) {
             self.ask_for_checkpoint(true)?;
         }
         Ok(())
@@ -49,15 +41,14 @@ impl<T: Float> Run<'_, T> {
 
     /// Says what came of the checkpoint that is under way, if it is over: all ranks ask together, and `wait` a moment or do not.
     pub(super) fn ask_for_checkpoint(&mut self, wait: bool) -> Result<()> {
-        let (Some(writing), Some(worker)) = (&mut self.writing, &self.worker) else { return Ok(()) };
+        let (Some(keeping), Some(checkpoints)) = (&mut self.keeping, &self.plan.checkpoints) else {
+            return Ok(());
+        };
         let began = Instant::now();
-        let written = writing.end(self.trainer.comm(), worker, wait)?;
+        let written = keeping.ask(self.trainer.comm(), wait)?;
         self.account.checkpoints += began.elapsed().as_secs_f64();
-        let Some(Written { step, whole, refused, remark, copy }) = written else { return Ok(()) };
-        self.writing = None;
-        self.copy = copy.or(self.copy.take());
-        if let Some(checkpoints) = self.plan.checkpoints.as_ref().filter(|_| whole) {
-            self.kept = step;
+        let Some(Written { step, whole, refused, remark }) = written else { return Ok(()) };
+        if whole {
             let path = checkpoints.dir.display().to_string();
             self.record.line(&self.progress, || json!({"checkpoint": {"step": step, "path": path}}));
         }
@@ -109,7 +100,7 @@ impl<T: Float> Run<'_, T> {
                     // Of ranks that no longer stand together nobody can say more.
                     return e;
                 }
-                match self.kept {
+                match self.keeping.as_ref().map_or(0, Keeping::kept) {
                     0 => failure,
                     step => {
                         let dir = checkpoints.dir.display();
@@ -167,63 +158,73 @@ impl<T: Float> Run<'_, T> {
         self.checkpoint(false)?;
         let dir = self.plan.save.as_deref().filter(|_| written.is_ok());
         let kept = dir.filter(|_| kept);
-        let told = self.conclude(held_out, kept, not_finite);
-        let lead = self.trainer.comm().rank() == 0;
-        let told = match (told, dir) {
-            (Err(ruin @ Failure::Verdict(_)), Some(dir)) => {
-                let dir = dir.display();
-                Err(match kept {
-                    Some(_) => ruin.remark(&format!("what was saved to {dir} may be of no use")),
-                    None => ruin.remark(&format!("{dir} was left as it was")),
-                })
+        let ended = match self.conclude(held_out, kept, not_finite) {
+            Ok(()) => None,
+            Err(failure) if !failure.is_verdict() => {
+                self.show_place(kept);
+                // Others may wait for this rank, or for why it fails.
+                return written.and(Err(failure));
             }
-            (Err(e), _) if lead && (matches!(e, Failure::Unread(_)) || !e.is_verdict()) => {
-                // Who reads why has to know that the model is there.
-                if !self.plan.asked.quiet {
-                    let _ = printed::alone(Self::place(kept));
-                }
-                Err(e)
+            Err(unread @ Failure::Unread(_)) => {
+                self.show_place(kept);
+                Some(unread)
             }
-            (told, _) => told,
+            Err(ruin @ Failure::Verdict(_)) => Some(match (dir.map(Path::display), kept) {
+                (Some(dir), Some(_)) => ruin.remark(&format!("what was saved to {dir} may be of no use")),
+                (Some(dir), None) => ruin.remark(&format!("{dir} was left as it was")),
+                (None, _) => ruin,
+            }),
+            Err(stopped) => Some(stopped),
         };
-        match (written, told) {
-            (Ok(()), Ok(())) => {}
+        let ended = match (written, ended) {
+            (Ok(()), ended) => ended,
+            (Err(refused), None) => Some(refused),
             // What could not be kept may have been worth nothing, or was about to be evaluated.
-            (Err(refused), Err(verdict)) if verdict.is_verdict() => {
-                return Err(self.with_losses(Failure::Run(format!("{refused}; {verdict}"))));
-            }
-            (Err(refused), Ok(())) => return Err(self.with_losses(refused)),
-            (Ok(()), Err(verdict)) if verdict.is_verdict() => return Err(self.with_losses(verdict)),
-            // Others may wait for this rank, or for why it fails.
-            (written, told) => return written.and(told),
+            (Err(refused), Some(verdict)) => Some(Failure::Run(format!("{refused}; {verdict}"))),
+        };
+        if let Some(ended) = ended {
+            return Err(self.with_losses(ended));
         }
         if self.plan.save.is_some() && kept.is_none() && not_finite == 0 {
             // Rank 0 was refused, and has left.
             return Ok(());
         }
-        let RankArgs { quiet, color, .. } = self.plan.asked;
-        let mut progress = Progress::of_rounds(self.plan.sample, quiet || !lead, color.unwrap_or_default());
-        let ends = self.plan.tokenizer.as_ref().map_or(Vec::new(), |known| self.companions.ends(known));
-        let sample = sample::generate(&mut self.trainer, self.plan, &ends, &mut progress);
-        progress.finish();
-        self.pass_on();
-        let shown = sample.and_then(|sample| match sample.filter(|_| lead) {
-            Some(sample) => {
-                let remark = sample.remark(self.plan.sample);
-                printed::alone(format!("sample{remark}\n{}\n", indent(&sample.text)))
-            }
-            None => Ok(()),
-        });
+        let shown = self.show_sample();
         // Nobody waits for this rank any more.
         self.progress.end();
         self.rest();
         std::mem::take(&mut self.record).end().and(shown)
     }
 
+    /// Whoever reads why a run fails has to know that the model is there.
+    fn show_place(&self, kept: Option<&Path>) {
+        if self.trainer.comm().rank() == 0 && !self.plan.asked.quiet {
+            let _ = printed::alone(Self::place(kept));
+        }
+    }
+
+    /// Has all ranks make a sample, which rank 0 shows.
+    fn show_sample(&mut self) -> Result<()> {
+        let lead = self.trainer.comm().rank() == 0;
+        let RankArgs { quiet, color, .. } = self.plan.asked;
+        let mut progress = Progress::of_rounds(self.plan.sample, quiet || !lead, color.unwrap_or_default());
+        let ends = self.plan.tokenizer.as_ref().map_or(Vec::new(), |known| self.companions.ends(known));
+        let sample = sample::generate(&mut self.trainer, self.plan, &ends, &mut progress);
+        progress.finish();
+        self.pass_on();
+        match sample?.filter(|_| lead) {
+            Some(sample) => {
+                let remark = sample.remark(self.plan.sample);
+                printed::alone(format!("sample{remark}\n{}\n", indent(&sample.text)))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Waits until what is no state any more is off the disk.
     fn rest(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            worker.rest();
+        if let Some(keeping) = &mut self.keeping {
+            keeping.rest();
         }
     }
 
