@@ -27,6 +27,8 @@ mod leftovers;
 mod limits;
 mod machine;
 mod metrics;
+#[cfg_attr(not(feature = "mpi"), path = "mpi/absent.rs")]
+mod mpi;
 mod out;
 mod plan;
 mod printed;

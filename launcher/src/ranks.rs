@@ -9,26 +9,17 @@ use crate::bench::native::Native;
 use crate::bind;
 use crate::failure::{Failure, Result, VERDICT};
 use crate::machine::PROGRAM;
+use crate::mpi;
 use crate::out;
 use crate::plan::Ranks;
-#[cfg(feature = "mpi")]
-use crate::tokenizer;
 use crate::transports::Transport;
-#[cfg(feature = "mpi")]
-use crate::transports::{plugin, started_by};
 use collectives::bootstrap::spawn;
 use collectives::bootstrap::{self, Board, Identity, Launcher, Rendezvous, variables};
-#[cfg(feature = "mpi")]
-use collectives::transport::Transport as _;
 use collectives::transport::ucx::{self, UcxTransport};
 use collectives::transport::{Nodes, PerNode, threads};
 use collectives::{Communicator, Error};
-#[cfg(feature = "mpi")]
-use collectives_mpi::{MpiTransport, Start};
 use std::cell::RefCell;
 use std::process::ExitCode;
-#[cfg(feature = "mpi")]
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a launcher takes to pass a sentence on before it is asked to end the job.
@@ -221,7 +212,7 @@ pub fn absent(identity: &Identity, code: u8, why: &str, ranks: Option<&RankArgs>
 }
 
 /// How ranks of this program meet.
-fn meeting(timeout: Duration) -> bootstrap::Options {
+pub fn meeting(timeout: Duration) -> bootstrap::Options {
     bootstrap::Options { timeout, program: PROGRAM, ..Default::default() }
 }
 
@@ -270,7 +261,7 @@ fn connect(ranks: &Ranks, identity: &Identity) -> Result<(Communicator, Option<N
             if meets {
                 drop(meet(ranks, identity, &options)?);
             }
-            mpi(ranks, identity, &options, meets)?
+            mpi::connect(ranks, identity, &options, meets)?
         }
     };
     let knowing = met.as_ref().map(|met| ranks.met(met.local_ranks().len(), identity));
@@ -301,84 +292,6 @@ fn meet(ranks: &Ranks, identity: &Identity, options: &bootstrap::Options) -> Res
     agree::check_by(identity.rank, |blob| rendezvous.exchange(blob), &ranks.signature())
         .map_err(|e| late::perhaps_others(e, identity))?;
     Ok(rendezvous)
-}
-
-/// MPI between all ranks, which are compared before they call anything together, unless they `have_met`.
-#[cfg(feature = "mpi")]
-fn mpi(
-    ranks: &Ranks,
-    identity: &Identity,
-    options: &bootstrap::Options,
-    have_met: bool,
-) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
-    if identity.launcher == Launcher::Slurm
-        && identity.rank == 0
-        && plugin() == Some("pmix")
-        && !started_by("pmix")
-    {
-        // Not known to fail: an Open MPI may have been built for PMI. One that was not ends the process by itself.
-        out::note("caravan: srun brings no PMIx here: if Open MPI cannot start now, take srun --mpi=pmix");
-    }
-    let (rank, world) = (identity.rank, identity.world);
-    let start = Start {
-        one_thread: ranks.one_caller,
-        within: options.timeout,
-        missing: (!have_met && identity.rendezvous.is_some() && !identity.is_sought_elsewhere())
-            .then(|| missing(identity)),
-        call_timeout: ranks.options.deadline,
-        caught: tokenizer::catches,
-        tell: Arc::new(move |why| out::note(format_args!("caravan: rank {rank}: {why}"))),
-    };
-    let mut transport = MpiTransport::world(&start)?;
-    let mine = (transport.rank(), transport.size());
-    if mine != (rank, world) {
-        let library = collectives_mpi::library();
-        let blind = library.contains("Intel") && std::env::var_os("I_MPI_PMI_LIBRARY").is_none();
-        let way = match (identity.launcher, plugin()) {
-            (Launcher::Slurm, Some(plugin)) if !started_by(plugin) => format!("take srun --mpi={plugin}"),
-            (Launcher::Caravan, _) => {
-                "it gets its ranks from mpirun or srun, and ucx from whoever starts them".into()
-            }
-            (Launcher::Slurm, _) if blind => "set I_MPI_PMI_LIBRARY to Slurm's libpmi2.so".into(),
-            _ => "take the mpirun of that library, or a build for the one that is used".into(),
-        };
-        return Err(Failure::usage(format!(
-            "{} started this process as rank {rank} of {world}, but {library} says rank {} of {}: {way}",
-            identity.launcher.name(),
-            mine.0,
-            mine.1
-        )));
-    }
-    if !have_met {
-        let exchange = |blob: &[u8]| bootstrap::exchange(&mut transport, blob, options.timeout);
-        agree::check_by(rank, exchange, &ranks.signature())?;
-    }
-    let native = ranks.native.then(|| transport.native()).transpose()?;
-    Ok((Box::new(transport), native))
-}
-
-/// Says who is missing, where ranks can meet at an address that may yet not be rank 0's: mpirun's host of Open MPI. Rank 0
-/// itself knows whether it is.
-#[cfg(feature = "mpi")]
-fn missing(identity: &Identity) -> Arc<dyn Fn(Duration) -> Option<String> + Send + Sync> {
-    let identity = identity.clone();
-    Arc::new(move |timeout| match Rendezvous::join(&identity, &meeting(timeout)) {
-        Err(collectives::Error::Launch(missing)) => Some(missing),
-        Err(e @ collectives::Error::Timeout { .. }) => {
-            Some(format!("{e}, or rank 0 is not on the host of mpirun"))
-        }
-        _ => None,
-    })
-}
-
-#[cfg(not(feature = "mpi"))]
-fn mpi(
-    _ranks: &Ranks,
-    _identity: &Identity,
-    _options: &bootstrap::Options,
-    _have_met: bool,
-) -> Result<(Box<dyn collectives::transport::Transport>, Option<Native>)> {
-    Err(Failure::usage(crate::transports::NO_MPI))
 }
 
 /// Ranks as threads of this process.

@@ -9,9 +9,10 @@ use crate::data;
 use crate::eval;
 use crate::failure::{self, Failure, Result};
 use crate::human::{several, typed};
+use crate::mpi;
 use crate::out;
 use crate::plan::{Asked, check_anywhere};
-use crate::transports::{Transport, plugin};
+use crate::transports::Transport;
 use collectives::MAX_SIZE;
 use collectives::transport::Nodes;
 use std::fmt::Write;
@@ -148,7 +149,7 @@ fn written(args: &SbatchArgs, program: &str, inner: &Inner) -> String {
     // their end leave rank 0 the time that it needs to write, whatever WaitTime the site has. Ranks of a node follow each other,
     // and have all of the job's memory there, whatever an allocation in which the job was submitted had asked for.
     let mut srun: Vec<String> = SRUN.split(' ').map(str::to_owned).collect();
-    let usual = || plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
+    let usual = || mpi::plugin().filter(|_| inner.asked.transport == Some(Transport::Mpi));
     if let Some(mpi) = args.mpi.as_deref().or_else(usual) {
         srun.push(format!("--mpi={}", typed(mpi)));
     }
@@ -340,7 +341,7 @@ pub mod tests {
 
     #[test]
     fn mpi_comes_with_its_plugin() {
-        let Some(plugin) = plugin() else {
+        let Some(plugin) = mpi::plugin() else {
             let e = of("caravan sbatch --nodes 2 -- bench all_reduce --transport mpi").unwrap_err();
             assert!(e.code() == 2 && e.to_string().contains("--features mpi"), "{e}");
             // srun starts processes, and the hosts may be several: nothing else does without.

@@ -2,10 +2,9 @@
 
 use crate::failure::{Failure, Result};
 use crate::gpus;
-use collectives::bootstrap::{Identity, Launcher};
+use crate::mpi;
+use collectives::bootstrap::Identity;
 use collectives::transport::Medium;
-#[cfg(feature = "mpi")]
-use collectives_mpi::{Family, family};
 
 /// How the ranks of a run reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +21,6 @@ pub enum Transport {
 
 /// Where every process finds its program, also when the file was replaced meanwhile.
 pub const EXECUTABLE: &str = "/proc/self/exe";
-
-/// Why a build cannot use MPI.
-pub const NO_MPI: &str = "MPI is not in this build: 'cargo build --release --features mpi' builds it in, which needs \
-                          mpicc and libclang (Debian: libopenmpi-dev or libmpich-dev, and libclang-dev)";
 
 /// What UCX does unless told otherwise, and should not, also inside MPI: it logs to standard output, where results go, and
 /// takes SIGHUP, by which a session ends what it has started, for a wish to be debugged.
@@ -125,7 +120,7 @@ impl Transport {
             return Ok(Transport::Shm);
         };
         // The launcher and the library must be of one kind.
-        if launcher_of_mpi() == Some(identity.launcher) {
+        if mpi::launcher() == Some(identity.launcher) {
             return Ok(Transport::Mpi);
         }
         match Transport::Ucx.obstacle() {
@@ -152,7 +147,7 @@ impl Transport {
     pub fn obstacle(self) -> Option<String> {
         match self {
             Transport::Threads => None,
-            Transport::Mpi => (!cfg!(feature = "mpi")).then(|| NO_MPI.to_owned()),
+            Transport::Mpi => mpi::OBSTACLE.map(str::to_owned),
             Transport::Ucx => collectives::transport::ucx::library().err().map(|e| match e {
                 collectives::Error::Unavailable { why, .. } => why,
                 e => e.to_string(),
@@ -190,55 +185,10 @@ fn on_several_hosts(identity: &Identity) -> bool {
     identity.local_size.map_or(identity.rendezvous.is_some(), |local| local < identity.world)
 }
 
-/// The launcher of the MPI that is built in, where that is known.
-#[cfg(feature = "mpi")]
-fn launcher_of_mpi() -> Option<Launcher> {
-    match family() {
-        Family::OpenMpi => Some(Launcher::OpenMpi),
-        Family::Mpich | Family::CrayMpich => Some(Launcher::Pmi),
-        Family::Unknown => None,
-    }
-}
-
-/// The launcher of the MPI that is built in: none is.
-#[cfg(not(feature = "mpi"))]
-fn launcher_of_mpi() -> Option<Launcher> {
-    None
-}
-
-/// The plugin with which srun starts ranks of the MPI that is built in.
-#[cfg(feature = "mpi")]
-pub fn plugin() -> Option<&'static str> {
-    Some(match family() {
-        Family::OpenMpi => "pmix",
-        Family::CrayMpich => "cray_shasta",
-        // What most others can be started by.
-        Family::Mpich | Family::Unknown => "pmi2",
-    })
-}
-
-/// The plugin with which srun starts ranks of the MPI that is built in: none is.
-#[cfg(not(feature = "mpi"))]
-pub fn plugin() -> Option<&'static str> {
-    None
-}
-
-/// Whether srun started this process with a plugin, by what that gives every rank.
-#[cfg(feature = "mpi")]
-pub fn started_by(plugin: &str) -> bool {
-    let mark = match plugin {
-        "pmix" => "PMIX_RANK",
-        "cray_shasta" => "PALS_RANKID",
-        _ => "PMI_RANK",
-    };
-    std::env::var_os(mark).is_some()
-}
-
 /// The library that a transport runs on, with its version, where there is one.
 pub fn library(transport: &str) -> Option<String> {
     match transport {
-        #[cfg(feature = "mpi")]
-        "mpi" => Some(collectives_mpi::library()),
+        "mpi" => mpi::library(),
         "ucx" => collectives::transport::ucx::library().ok(),
         _ => None,
     }
@@ -250,10 +200,9 @@ pub fn survey(identity: Option<&Identity>) -> Vec<(&'static str, bool, String)> 
         Ok(library) => format!("{library}, opened at run time"),
         Err(e) => e.to_string(),
     };
-    let mpi = match library("mpi") {
-        Some(library) => format!("{library}, which this program was built against; under mpirun or srun"),
-        None => NO_MPI.to_owned(),
-    };
+    let mpi = mpi::library().map_or(String::new(), |library| {
+        format!("{library}, which this program was built against; under mpirun or srun")
+    });
     let here = [
         (Transport::Threads, "ranks as threads of one process"),
         (Transport::Shm, "ranks as processes that read each other's memory (anonymous, not in /dev/shm)"),
@@ -282,6 +231,7 @@ mod tests {
     use super::*;
     use crate::args::tests::train;
     use crate::plan::Asked;
+    use collectives::bootstrap::Launcher;
 
     #[test]
     fn a_transport_that_cannot_be_had_says_what_can() {
@@ -325,7 +275,7 @@ mod tests {
         for apart in [started(Some(2), None), started(None, Some("head:9000"))] {
             assert_eq!(missing.instead(Some(&apart), plain), "");
         }
-        if !cfg!(feature = "mpi") {
+        if mpi::OBSTACLE.is_some() {
             let e =
                 Transport::choose(Some(Transport::Mpi), Some(&started(Some(4), None)), plain).unwrap_err();
             assert!(e.to_string().ends_with("libclang-dev); --transport shm needs none of that"), "{e}");
