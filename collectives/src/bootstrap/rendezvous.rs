@@ -12,7 +12,6 @@ use crate::transport::{Nodes, PerNode, Transport};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The ranks of a job, connected. Every method is called by all ranks together, or by all ranks of a host.
 pub struct Rendezvous {
@@ -25,8 +24,6 @@ pub struct Rendezvous {
     token: String,
     /// Ranks in the job.
     job_size: usize,
-    timeout: Duration,
-    board: Option<Arc<Board>>,
 }
 
 /// Where the ranks of a job have met, for as long as they stay there: what is told there all of them hear, whatever else they
@@ -84,7 +81,7 @@ impl Rendezvous {
         let token = identity.token.clone().unwrap_or_default();
         let secret = secret(identity);
         let place = meeting_place(identity, &job)?;
-        let star = meet_world((identity, &job), &secret, &place, options, board.as_deref())?;
+        let star = meet_world((identity, &job), &secret, &place, options, board)?;
         let (key, name) = (hosts::host_key(), hosts::host_name());
         let mut joined = Rendezvous {
             star: Arc::new(star),
@@ -93,8 +90,6 @@ impl Rendezvous {
             local_job: job,
             token,
             job_size: world,
-            timeout: options.timeout,
-            board,
         };
         if let Place::Tcp(_) = place {
             let all = joined.exchange(format!("{key}\n{name}\n{}", joined.local_job).as_bytes())?;
@@ -108,7 +103,7 @@ impl Rendezvous {
             let program = options.program;
             let me = Member { ranks: &local, index, world, token: &secret, job, program };
             let above = &joined.star;
-            let met = Star::meet(&place, &me, joined.timeout, joined.board.as_deref(), Some(above));
+            let met = Star::meet(&place, &me, options.timeout, joined.board(), Some(above));
             joined.local = Some(met.map_err(|error| above.tell(error))?);
             // Nobody leaves the world's star while others wait below it.
             joined.barrier()?;
@@ -123,9 +118,9 @@ impl Rendezvous {
     pub fn decline(identity: &Identity, options: &Options, why: &str) -> Result<()> {
         let (job, board) = (identity.job_name(), board(identity)?);
         let place = meeting_place(identity, &job)?;
-        let star = meet_world((identity, &job), &secret(identity), &place, options, board.as_deref())?;
+        let star = meet_world((identity, &job), &secret(identity), &place, options, board)?;
         let whose = format!("rank {} on {}", identity.rank, hosts::host_name());
-        star.decline(format!("{whose}: {why}"), options.timeout, board.as_deref());
+        star.decline(format!("{whose}: {why}"));
         Ok(())
     }
 
@@ -176,7 +171,7 @@ impl Rendezvous {
         }
         let named = (self.local_job.as_str(), self.token.clone());
         let above = Some(&*self.star);
-        let mut inside = meet_node((rank, self.job_size), named, node, options, self.board.clone(), above)?;
+        let mut inside = meet_node((rank, self.job_size), named, node, options, self.board(), above)?;
         Ok(Some(Box::new(ShmTransport::connect(&mut inside, options)?)))
     }
 
@@ -204,7 +199,7 @@ impl Rendezvous {
 
     /// The supervisor's board, when this is an own spawn.
     pub fn board(&self) -> Option<Arc<Board>> {
-        self.board.clone()
+        self.star.board.clone()
     }
 
     /// Every rank's blob, by rank. For addresses and the like: all blobs together stay below 64 MiB.
@@ -212,7 +207,7 @@ impl Rendezvous {
     /// # Errors
     /// Names the ranks that are gone or did not answer within the timeout.
     pub fn exchange(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.star.exchange(blob, self.timeout, self.board.as_deref())
+        self.star.exchange(blob)
     }
 
     /// The blobs of the ranks of this host, in the order of [`local_ranks`](Self::local_ranks).
@@ -221,7 +216,7 @@ impl Rendezvous {
     /// As [`exchange`](Self::exchange).
     pub fn exchange_local(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         let local = self.local.as_ref().unwrap_or(&self.star);
-        local.exchange(blob, self.timeout, self.board.as_deref()).map_err(|error| self.tell(error))
+        local.exchange(blob).map_err(|error| self.tell(error))
     }
 
     /// The descriptors of the ranks of this host, in the order of [`local_ranks`](Self::local_ranks); all give
@@ -231,7 +226,7 @@ impl Rendezvous {
     /// As [`exchange`](Self::exchange).
     pub(crate) fn exchange_fds(&mut self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
         let local = self.local.as_ref().unwrap_or(&self.star);
-        local.exchange_fds(fds, self.timeout, self.board.as_deref()).map_err(|error| self.tell(error))
+        local.exchange_fds(fds).map_err(|error| self.tell(error))
     }
 
     /// Where the ranks are, for one that fails while they do something else than meet.
@@ -316,7 +311,7 @@ fn meet_world(
     secret: &str,
     place: &Place,
     options: &Options,
-    board: Option<&Board>,
+    board: Option<Arc<Board>>,
 ) -> Result<Star> {
     let ranks: Vec<usize> = (0..identity.world).collect();
     let Identity { rank: index, world, .. } = *identity;
@@ -339,13 +334,12 @@ fn meet_node(
         .position(|&r| r == rank)
         .ok_or_else(|| Error::Launch(format!("rank {rank} is not one of the ranks {node:?} of its node")))?;
     let place = Place::Unix(socket_name(job, &format!("node of {}", node[0])));
-    let (timeout, program) = (options.timeout, options.program);
-    let me = Member { ranks: node, index, world, token: &token, job, program };
-    let star = Star::meet(&place, &me, timeout, board.as_deref(), above)?;
+    let me = Member { ranks: node, index, world, token: &token, job, program: options.program };
+    let star = Star::meet(&place, &me, options.timeout, board, above)?;
     let hosts = Hosts { of: vec![0; node.len()], names: vec![hosts::host_name()] };
     let local_job = job.to_owned();
     let star = Arc::new(star);
-    Ok(Rendezvous { star, local: None, hosts, local_job, token, job_size: world, timeout, board })
+    Ok(Rendezvous { star, local: None, hosts, local_job, token, job_size: world })
 }
 
 /// What only ranks of this job have: jobs that chance brings to one address tell each other apart by their names, where the
@@ -383,6 +377,7 @@ fn socket_name(job: &str, part: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn hosts_are_numbered_by_their_first_rank() {

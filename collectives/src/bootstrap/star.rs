@@ -2,6 +2,7 @@
 
 mod meeting;
 
+use super::board::Board;
 use super::hosts;
 use super::place::Place;
 use super::wire::{self, CLOSED, Descriptors, Kind, Partial, Stream, Trouble, Wait};
@@ -10,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A leaf gives the middle this much longer, so that it hears from it who is missing.
@@ -43,6 +45,10 @@ pub(super) struct Star {
     links: Vec<Stream>,
     /// In the middle: the name of the host of each of them.
     homes: Vec<String>,
+    /// How long members wait for each other.
+    timeout: Duration,
+    /// The supervisor's, if there is one.
+    pub board: Option<Arc<Board>>,
 }
 
 impl Star {
@@ -51,47 +57,45 @@ impl Star {
         place: &Place,
         me: &Member<'_>,
         timeout: Duration,
-        board: Option<&super::Board>,
+        board: Option<Arc<Board>>,
         above: Option<&Star>,
     ) -> Result<Star> {
         let timeout = timeout.min(LONGEST);
-        let wait = Wait::new(timeout, me.ranks[me.index], board).below(above);
+        let wait = Wait::new(timeout, me.ranks[me.index], board.as_deref()).below(above);
         let (links, homes) = match (me.ranks.len(), me.index) {
             (1, _) => Default::default(),
             (_, 0) => meeting::gather(place, me, timeout, &wait)?,
             _ => (vec![meeting::connect(place, me, timeout, &wait)?], Vec::new()),
         };
-        Ok(Star { ranks: me.ranks.to_vec(), index: me.index, links, homes })
+        Ok(Star { ranks: me.ranks.to_vec(), index: me.index, links, homes, timeout, board })
     }
 
     /// All members' blobs, by index.
-    pub fn exchange(
-        &self,
-        blob: &[u8],
-        timeout: Duration,
-        board: Option<&super::Board>,
-    ) -> Result<Vec<Vec<u8>>> {
-        let wait = self.wait(timeout, board);
+    pub fn exchange(&self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let wait = self.wait();
         if blob.len() > wire::LONGEST_FRAME / self.ranks.len() - 4 {
             let problem = format!("a blob of {} bytes; the rendezvous is for small ones", blob.len());
             return Err(self.tell(Error::Argument { call: "exchange", rank: wait.rank, problem }));
         }
         if self.index > 0 {
             wire::write(&self.links[0], Kind::Data, blob, &wait)
-                .map_err(|t| self.gone(wire::heard(&self.links[0], t, &wait), &wait, "exchange", timeout))?;
-            let all = self.answer(Kind::Data, &wait, timeout, "exchange")?;
+                .map_err(|t| self.gone(wire::heard(&self.links[0], t, &wait), &wait, "exchange"))?;
+            let all = match wire::read(&self.links[0], &wait) {
+                Ok((Kind::Data, all)) => all,
+                Ok((Kind::Refused, why)) => return Err(wire::refusal(&why, wait.rank)),
+                Ok((kind, _)) => return Err(self.gone(out_of_turn(kind), &wait, "exchange")),
+                Err(trouble) => return Err(self.gone(trouble, &wait, "exchange")),
+            };
             return unpack(&all, self.ranks.len())
                 .ok_or_else(|| Error::Launch("the rendezvous sent a malformed exchange".into()));
         }
         let mut arriving: Vec<Partial> = self.links.iter().map(|_| Partial::default()).collect();
-        let others = self.collect(&wait, "exchange", timeout, |i, link| {
+        let others = self.collect(&wait, "exchange", |i, link| {
             match arriving[i].advance(link, wire::LONGEST_FRAME).map_err(Trouble::Gone)? {
                 None => Ok(None),
                 Some((Kind::Data, blob)) => Ok(Some(blob)),
                 Some((Kind::Refused, why)) => Err(Trouble::Job(wire::refusal(&why, wait.rank))),
-                Some((kind, _)) => {
-                    Err(Trouble::Gone(format!("it sent {kind:?} where {:?} was due", Kind::Data)))
-                }
+                Some((kind, _)) => Err(out_of_turn(kind)),
             }
         })?;
         let (mut all, mut blobs) = (Vec::new(), vec![blob.to_vec()]);
@@ -102,15 +106,15 @@ impl Star {
         }
         for (i, link) in self.links.iter().enumerate() {
             if let Err(trouble) = wire::write(link, Kind::Data, &all, &wait) {
-                return Err(self.tell(self.lost(i + 1, trouble, "exchange", timeout)));
+                return Err(self.tell(self.lost(i + 1, trouble, "exchange")));
             }
         }
         Ok(blobs)
     }
 
     /// In place of an exchange: all others learn why there is none.
-    pub fn decline(&self, why: String, timeout: Duration, board: Option<&super::Board>) {
-        let wait = self.wait(timeout, board);
+    pub fn decline(&self, why: String) {
+        let wait = self.wait();
         if self.index > 0 {
             self.tell(Error::Launch(why));
             // What comes then is what all are told.
@@ -119,7 +123,7 @@ impl Star {
         }
         // What they send is taken first: a network would take back what they have not read from who closes over that.
         let mut arriving: Vec<Partial> = self.links.iter().map(|_| Partial::default()).collect();
-        let _ = self.collect(&wait, "exchange", timeout, |i, link| {
+        let _ = self.collect(&wait, "exchange", |i, link| {
             let frame = arriving[i].advance(link, wire::LONGEST_FRAME).map_err(Trouble::Gone)?;
             Ok(frame.map(drop))
         });
@@ -127,31 +131,26 @@ impl Star {
     }
 
     /// All members' descriptors, by index; every member gives equally many. Only over Unix sockets.
-    pub fn exchange_fds(
-        &self,
-        fds: &[BorrowedFd<'_>],
-        timeout: Duration,
-        board: Option<&super::Board>,
-    ) -> Result<Vec<Vec<OwnedFd>>> {
-        let (wait, each, what) = (self.wait(timeout, board), fds.len(), "exchange of descriptors");
+    pub fn exchange_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
+        let (wait, each, what) = (self.wait(), fds.len(), "exchange of descriptors");
         if self.index > 0 {
             let link = &self.links[0];
             wire::send_fds(link, fds, &wait)
-                .map_err(|t| self.gone(wire::heard(link, t, &wait), &wait, what, timeout))?;
+                .map_err(|t| self.gone(wire::heard(link, t, &wait), &wait, what))?;
             // What is wrong here the others hear in place of what this member sends next.
             let all = wire::recv_fds(link, each * self.ranks.len(), &wait)
-                .map_err(|t| self.tell(self.gone(t, &wait, what, timeout)))?;
+                .map_err(|t| self.tell(self.gone(t, &wait, what)))?;
             return Ok(by_member(all, each));
         }
         let own = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let mut all = own.map_err(|e| self.tell(Error::system("duplicating a descriptor", e)))?;
         let mut arriving: Vec<Descriptors> = self.links.iter().map(|_| Descriptors::expect(each)).collect();
-        let others = self.collect(&wait, what, timeout, |i, link| arriving[i].advance(link, &wait))?;
+        let others = self.collect(&wait, what, |i, link| arriving[i].advance(link, &wait))?;
         all.extend(others.into_iter().flatten());
         let borrowed: Vec<BorrowedFd<'_>> = all.iter().map(AsFd::as_fd).collect();
         for (i, link) in self.links.iter().enumerate() {
             if let Err(trouble) = wire::send_fds(link, &borrowed, &wait) {
-                let error = self.lost(i + 1, trouble, what, timeout);
+                let error = self.lost(i + 1, trouble, what);
                 // Only those who have got none: the others have all that they wait for.
                 wire::refuse(self.links[i + 1..].iter(), &error, wait.rank);
                 return Err(error);
@@ -165,7 +164,6 @@ impl Star {
         &self,
         wait: &Wait<'_>,
         what: &str,
-        timeout: Duration,
         mut take: impl FnMut(usize, &Stream) -> std::result::Result<Option<T>, Trouble>,
     ) -> Result<Vec<T>> {
         let mut taken: Vec<Option<T>> = self.links.iter().map(|_| None).collect();
@@ -177,8 +175,8 @@ impl Star {
                 sockets.map(|(link, part)| PollFd::from_borrowed_fd(link.fd(), of(part))).collect();
             if let Err(trouble) = wait.poll(&mut fds) {
                 return Err(self.tell(match trouble {
-                    Trouble::Late => self.late(&taken, what, timeout),
-                    trouble => self.lost(0, trouble, what, timeout),
+                    Trouble::Late => self.late(&taken, what),
+                    trouble => self.lost(0, trouble, what),
                 }));
             }
             let stirred = fds.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<bool>>();
@@ -187,22 +185,23 @@ impl Star {
                     None => take(i, link),
                     Some(_) => Err(Trouble::Gone(CLOSED.into())),
                 };
-                taken[i] = said
-                    .map_err(|trouble| self.tell(self.lost(i + 1, wait.explained(trouble), what, timeout)))?;
+                taken[i] =
+                    said.map_err(|trouble| self.tell(self.lost(i + 1, wait.explained(trouble), what)))?;
             }
         }
         Ok(taken.into_iter().flatten().collect())
     }
 
     /// Who has not answered in time.
-    fn late<T>(&self, taken: &[Option<T>], what: &str, timeout: Duration) -> Error {
+    fn late<T>(&self, taken: &[Option<T>], what: &str) -> Error {
         let late: Vec<usize> = (0..taken.len()).filter(|&i| taken[i].is_none()).collect();
         let ranks: Vec<usize> = late.iter().map(|&i| self.ranks[i + 1]).collect();
         let homes = hosts::places(late.iter().map(|&i| self.homes[i].as_str()));
         Error::Launch(format!(
-            "{what}: {} of {}, on {homes}, did not answer within {timeout:?}",
+            "{what}: {} of {}, on {homes}, did not answer within {:?}",
             hosts::list(&ranks),
-            self.ranks.len()
+            self.ranks.len(),
+            self.timeout
         ))
     }
 
@@ -220,9 +219,9 @@ impl Star {
             // Who sends its part of the next exchange has come further, and is well.
             if fd.revents().intersects(ended) || link.next() == Some(Kind::Refused) {
                 let member = if self.index == 0 { i + 1 } else { 0 };
-                let wait = self.wait(Duration::ZERO, None);
+                let wait = Wait::new(Duration::ZERO, self.ranks[self.index], None);
                 let why = wire::heard(link, Trouble::Gone(CLOSED.into()), &wait);
-                return Err(self.lost(member, why, "rendezvous", Duration::ZERO));
+                return Err(self.lost(member, why, "rendezvous"));
             }
         }
         Ok(())
@@ -268,24 +267,18 @@ impl Star {
         silent.collect()
     }
 
-    fn wait<'a>(&self, timeout: Duration, board: Option<&'a super::Board>) -> Wait<'a> {
-        let timeout = timeout.min(LONGEST);
+    fn wait(&self) -> Wait<'_> {
         let extra = if self.index > 0 { EXTRA } else { Duration::ZERO };
-        Wait::new(timeout + extra, self.ranks[self.index], board)
-    }
-
-    /// The frame the middle owes us.
-    fn answer(&self, due: Kind, wait: &Wait<'_>, timeout: Duration, what: &str) -> Result<Vec<u8>> {
-        answer(wire::read(&self.links[0], wait), due, wait.rank, |t| self.gone(t, wait, what, timeout))
+        Wait::new(self.timeout + extra, self.ranks[self.index], self.board.as_deref())
     }
 
     /// The middle is, as far as this member sees; another may know better why.
-    fn gone(&self, trouble: Trouble, wait: &Wait<'_>, what: &str, after: Duration) -> Error {
-        self.lost(0, wait.explained(trouble), what, after)
+    fn gone(&self, trouble: Trouble, wait: &Wait<'_>, what: &str) -> Error {
+        self.lost(0, wait.explained(trouble), what)
     }
 
-    fn lost(&self, member: usize, trouble: Trouble, what: &str, after: Duration) -> Error {
-        lost(self.ranks[self.index], self.ranks[member], trouble, what, after)
+    fn lost(&self, member: usize, trouble: Trouble, what: &str) -> Error {
+        lost(self.ranks[self.index], self.ranks[member], trouble, what, self.timeout)
     }
 
     /// Tells all others why it failed, as far as they still listen.
@@ -328,18 +321,9 @@ fn lost(rank: usize, peer: usize, trouble: Trouble, what: &str, after: Duration)
     }
 }
 
-fn answer(
-    said: std::result::Result<(Kind, Vec<u8>), Trouble>,
-    due: Kind,
-    rank: usize,
-    lost: impl Fn(Trouble) -> Error,
-) -> Result<Vec<u8>> {
-    match said {
-        Ok((kind, payload)) if kind == due => Ok(payload),
-        Ok((Kind::Refused, payload)) => Err(wire::refusal(&payload, rank)),
-        Ok((kind, _)) => Err(lost(Trouble::Gone(format!("it sent {kind:?} where {due:?} was due")))),
-        Err(trouble) => Err(lost(trouble)),
-    }
+/// What it means that this comes in an exchange.
+fn out_of_turn(kind: Kind) -> Trouble {
+    Trouble::Gone(format!("it sent {kind:?} where {:?} was due", Kind::Data))
 }
 
 #[cfg(test)]

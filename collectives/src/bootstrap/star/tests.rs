@@ -191,7 +191,7 @@ fn who_is_lost_before_descriptors_are_exchanged_is_named_by_all() {
             let me = Member { ranks: &[0, 1, 2], index, world: 3, token: "", job: "lost", program: "p" };
             let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
             let own = [star.links[0].fd()];
-            (index < 2).then(|| star.exchange_fds(&own, Duration::from_secs(600), None).unwrap_err())
+            (index < 2).then(|| star.exchange_fds(&own).unwrap_err())
         })
     };
     let [zero, one, _] = [0, 1, 2].map(member).map(|thread| thread.join().unwrap());
@@ -225,8 +225,8 @@ fn who_is_lost_is_named_while_others_are_silent() {
         drop(two);
         let own = [one.links[0].fd()];
         let ended = |star: &Star| match descriptors {
-            false => star.exchange(b"mine", hour, None).unwrap_err(),
-            true => star.exchange_fds(&own, hour, None).unwrap_err(),
+            false => star.exchange(b"mine").unwrap_err(),
+            true => star.exchange_fds(&own).unwrap_err(),
         };
         for error in [ended(&zero), ended(&one), ended(&three)] {
             assert!(matches!(error, Error::PeerLost { peer: 2, .. }), "{error:?}");
@@ -260,7 +260,7 @@ fn who_is_lost_before_its_host_meets_is_named_by_all_hosts() {
                 let place = Place::Unix(format!("{name}-{host}"));
                 let met =
                     Star::meet(&place, &me, hour, None, Some(&world)).map_err(|error| world.tell(error));
-                Some(met.and_then(|_| world.exchange(&[], hour, None)).unwrap_err())
+                Some(met.and_then(|_| world.exchange(&[])).unwrap_err())
             })
         };
         for error in [0, 1, 2, 3].map(member).into_iter().filter_map(|thread| thread.join().unwrap()) {
@@ -312,7 +312,7 @@ fn a_blob_too_long_ends_the_exchange_of_all() {
                 let star = Star::meet(&place, &me, Duration::from_secs(600), None, None).unwrap();
                 let blob = vec![1; if index == long { wire::LONGEST_FRAME } else { 1 }];
                 // It stays: nobody learns from its end.
-                (star.exchange(&blob, Duration::from_secs(600), None).unwrap_err().to_string(), star)
+                (star.exchange(&blob).unwrap_err().to_string(), star)
             })
         };
         let ends = [0, 1].map(member).map(|thread| thread.join().unwrap().0);
@@ -345,16 +345,17 @@ fn other_programs_at_the_address_of_rank_0_are_passed_by() {
 #[test]
 fn who_comes_late_to_an_exchange_hears_why_it_has_failed() {
     for descriptors in [false, true] {
-        let [zero, one] = pair(&format!("late-{descriptors}"));
-        let said = zero.exchange(b"here", Duration::from_millis(10), None).unwrap_err().to_string();
+        let [mut zero, one] = pair(&format!("late-{descriptors}"));
+        zero.timeout = Duration::from_millis(10);
+        let said = zero.exchange(b"here").unwrap_err().to_string();
         let home = hosts::host_name();
         let words = format!("exchange: rank 1 of 2, on {home}, did not answer within 10ms");
         assert!(said.contains(&words), "{said}");
         drop(zero);
         let own = [one.links[0].fd()];
         let error = match descriptors {
-            false => one.exchange(b"late", Duration::from_secs(600), None).unwrap_err(),
-            true => one.exchange_fds(&own, Duration::from_secs(600), None).unwrap_err(),
+            false => one.exchange(b"late").unwrap_err(),
+            true => one.exchange_fds(&own).unwrap_err(),
         };
         assert!(error.to_string().contains(&words), "{error}");
     }
@@ -371,7 +372,7 @@ fn blobs_of_any_length_reach_every_member() {
             // More than a socket takes at once, and nothing.
             [3_000_000, 0, 1].map(|bytes| {
                 let blob: Vec<u8> = (0..bytes).map(|i| (i * (index + 1) % 251) as u8).collect();
-                star.exchange(&blob, Duration::from_secs(600), None).unwrap()
+                star.exchange(&blob).unwrap()
             })
         })
     };
@@ -387,11 +388,10 @@ fn blobs_of_any_length_reach_every_member() {
 
 #[test]
 fn what_fails_one_member_is_told_as_its_failure() {
-    let hour = Duration::from_secs(3600);
     for who in [0, 1] {
         let pair = pair(&format!("own-{who}"));
         pair[who].tell(Error::system("opening files", "too many"));
-        let heard = pair[1 - who].exchange(b"mine", hour, None).unwrap_err().to_string();
+        let heard = pair[1 - who].exchange(b"mine").unwrap_err().to_string();
         assert_eq!(heard, format!("rank {who} gave up: opening files: too many; rank {} stops", 1 - who));
     }
 }
@@ -399,10 +399,11 @@ fn what_fails_one_member_is_told_as_its_failure() {
 /// The middle's connections may end before its supervisor has seen its end.
 #[test]
 fn what_a_supervisor_says_of_the_middle_is_waited_for() {
-    let hour = Duration::from_secs(3600);
     for descriptors in [false, true] {
-        let [middle, leaf] = pair(&format!("board-{descriptors}"));
-        let (board, _memory) = crate::bootstrap::Board::create(2).unwrap();
+        let [middle, mut leaf] = pair(&format!("board-{descriptors}"));
+        let (board, _memory) = Board::create(2).unwrap();
+        let board = Arc::new(board);
+        leaf.board = Some(board.clone());
         drop(middle);
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -411,8 +412,8 @@ fn what_a_supervisor_says_of_the_middle_is_waited_for() {
             });
             let own = [leaf.links[0].fd()];
             match descriptors {
-                false => leaf.exchange(b"mine", hour, Some(&board)).unwrap_err(),
-                true => leaf.exchange_fds(&own, hour, Some(&board)).unwrap_err(),
+                false => leaf.exchange(b"mine").unwrap_err(),
+                true => leaf.exchange_fds(&own).unwrap_err(),
             }
         });
         assert!(error.to_string().contains("was killed by signal 9"), "{error}");
