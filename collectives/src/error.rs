@@ -100,6 +100,11 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// [`Error::Timeout`] of which no more is known.
+    pub fn timeout(what: impl Into<String>, rank: usize, peer: usize, after: Duration) -> Self {
+        Error::Timeout { what: what.into(), rank, peer, after, past: String::new() }
+    }
+
     /// The operating system's refusal of `what`.
     pub fn system(what: impl Into<String>, error: impl Display) -> Self {
         Error::System { what: what.into(), source_text: system_words(error) }

@@ -97,9 +97,8 @@ fn exchange_equal(outer: &mut dyn Transport, mine: &[u8], timeout: Duration) -> 
             return Err(give_up(outer, error));
         }
         if waited.so_far() > timeout {
-            let what = "hearing what each rank is and was asked for".into();
-            let (after, past) = (timeout, String::new());
-            return Err(give_up(outer, Error::Timeout { what, rank, peer, after, past }));
+            let what = "hearing what each rank is and was asked for";
+            return Err(give_up(outer, Error::timeout(what, rank, peer, timeout)));
         }
         at += 1;
         if at == open.len() {

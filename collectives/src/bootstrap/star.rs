@@ -313,7 +313,7 @@ fn unpack(mut all: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
 
 fn lost(rank: usize, peer: usize, trouble: Trouble, what: &str, after: Duration) -> Error {
     match trouble {
-        Trouble::Late => Error::Timeout { what: what.into(), rank, peer, after, past: String::new() },
+        Trouble::Late => Error::timeout(what, rank, peer, after),
         Trouble::Gone(why) => {
             Error::PeerLost { rank, peer, how: format!("was lost during the {what}: {why}") }
         }

@@ -89,7 +89,6 @@ impl Farewells {
         if left {
             return Some(Error::PeerLost { rank, peer, how: NOT_TAKEN.into() });
         }
-        let (what, past) = ("to leave a group with a message under way".into(), String::new());
-        Some(Error::Timeout { what, rank, peer, after, past })
+        Some(Error::timeout("to leave a group with a message under way", rank, peer, after))
     }
 }

@@ -71,8 +71,7 @@ mod tests {
     fn who_cannot_be_reached_or_reads_nothing_is_not_taken_for_slow() {
         let mut ranks = Ranks::plan(&train("").ranks, UNASKED, None).unwrap();
         let mut said = |what: &str, reads_data| {
-            let (what, after, past) = (what.into(), Duration::from_secs(6), String::new());
-            let late = Error::Timeout { what, rank: 1, peer: 0, after, past };
+            let late = Error::timeout(what, 1, 0, Duration::from_secs(6));
             ranks.reads_data = reads_data;
             perhaps_slow(late, &ranks, &Identity::alone()).to_string().contains("still reads its data")
         };

@@ -138,8 +138,7 @@ impl MpiTransport {
                     if waited.so_far() > within {
                         let what = format!("forming a group of {} ranks", members.len());
                         let (rank, peer) = (self.job_rank(self.rank), self.job_rank(members[missing]));
-                        let (after, past) = (within, String::new());
-                        return Err(Error::Timeout { what, rank, peer, after, past });
+                        return Err(Error::timeout(what, rank, peer, within));
                     }
                     std::thread::sleep(Duration::from_micros(20));
                 }

@@ -280,8 +280,7 @@ impl Rounds {
     fn blame(&self, late: Numbered, after: Duration) -> Error {
         let (rank, job_rank) = (self.peers.rank(), |member| self.peers.job_rank(member));
         let what = format!("{} between devices", late.call.in_job(job_rank));
-        let past = String::new();
-        let silent = |peer| Error::Timeout { what, rank: job_rank(rank), peer: job_rank(peer), after, past };
+        let silent = |peer| Error::timeout(what, job_rank(rank), job_rank(peer), after);
         if late.number == 0 {
             return silent(late.call.root);
         }

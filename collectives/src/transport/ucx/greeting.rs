@@ -106,8 +106,7 @@ impl State {
     fn stranger(&mut self, peer: usize, after: Duration) -> Error {
         let rank = self.rank;
         if !self.is_gone(peer) {
-            let past = String::new();
-            return Error::Timeout { what: "connecting over UCX".into(), rank, peer, after, past };
+            return Error::timeout("connecting over UCX", rank, peer, after);
         }
         let how = format!("{}, while ranks were connecting", self.what_became_of(peer));
         Error::PeerLost { rank, peer, how }

@@ -94,8 +94,7 @@ impl UcxTransport {
                 if waited.so_far() > within {
                     let what = format!("forming a group of {} ranks", members.len());
                     let (rank, peer) = (self.members.job_rank(), self.members.ranks[members[*member]]);
-                    let (after, past) = (within, String::new());
-                    return Err(Error::Timeout { what, rank, peer, after, past });
+                    return Err(Error::timeout(what, rank, peer, within));
                 }
                 continue;
             }
