@@ -13,10 +13,11 @@ mod moves;
 mod saved;
 mod sums;
 
-use super::{Build, Group};
+use super::{Build, Group, Span, piece};
 use crate::transport::Nodes;
 pub(super) use moves::{all_gather, all_to_all, gather, scatter};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 pub(super) use sums::{at_root, crossing, exchange, reduce_scatter};
 
@@ -103,6 +104,54 @@ fn cut(b: &Build, view: &View, pieces: usize, largest: usize) -> (usize, usize) 
     let least = ((largest * most_served(&view.nodes)) >> 13).next_multiple_of(64);
     let per_round = b.group.tuning.cut(pieces, largest, b.group.tuning.round).0.max(least);
     (per_round, largest.div_ceil(per_round).max(1))
+}
+
+/// Parts of all ranks that pass through partners, in rounds.
+struct Passing<'a> {
+    view: View,
+    parts: &'a [Range<usize>],
+    /// Where they lie.
+    memory: fn(usize, usize) -> Span,
+    per_round: usize,
+    rounds: usize,
+}
+
+impl<'a> Passing<'a> {
+    /// Of `parts`, the first of which is the longest, pieces of so many at once.
+    fn new(b: &Build, parts: &'a [Range<usize>], memory: fn(usize, usize) -> Span, at_once: usize) -> Self {
+        let view = View::of(&b.group);
+        let (per_round, rounds) = cut(b, &view, at_once, parts[0].len());
+        Passing { view, parts, memory, per_round, rounds }
+    }
+
+    /// What round `k` has of the part of `rank`.
+    fn range(&self, rank: usize, k: usize) -> Range<usize> {
+        piece(&self.parts[rank], k, self.per_round)
+    }
+
+    /// The most that a round has of one.
+    fn longest(&self) -> usize {
+        self.per_round.min(self.parts[0].len())
+    }
+
+    /// What it has of the parts of these ranks, which go from one mate to another, and whether they do in one message.
+    fn pieces(&self, b: &Build, ranks: &[usize], k: usize) -> (Vec<Span>, bool) {
+        let piece = |&rank: &usize| {
+            let range = self.range(rank, k);
+            (self.memory)(range.start, range.len())
+        };
+        let pieces: Vec<Span> = ranks.iter().map(piece).collect();
+        let packed = self.rounds == 1 && one_message(b, &self.view, pieces.iter().map(|piece| piece.bytes));
+        (pieces, packed)
+    }
+
+    /// The same as they are sent.
+    fn parcel(&self, b: &mut Build, ranks: &[usize], k: usize) -> Vec<Span> {
+        match self.pieces(b, ranks, k) {
+            (pieces, true) => vec![b.together(&pieces)],
+            (pieces, false) => pieces,
+        }
+    }
 }
 
 /// What is copied together on one rank and apart on another while both deal with one message more: in about 2 us.

@@ -4,7 +4,7 @@
 //! cannot save bytes; there they save messages, because what a node sends one rank comes in one. Those wait for their
 //! last piece inside the node, so long blocks are better sent alone, which the tuner does.
 
-use super::{View, cut, one_message};
+use super::{Passing, View, cut};
 use crate::schedule::{Build, Span, piece};
 use std::ops::Range;
 
@@ -17,36 +17,26 @@ pub(in crate::schedule) fn all_gather(
     group: usize,
     meanwhile: impl FnOnce(&mut Build),
 ) {
-    let view = View::of(&b.group);
+    // Between two nodes a round brings one piece. Of two that would together just fill a link, each would have to be passed
+    // on at once.
+    let passing = Passing::new(b, parts, Span::recv, 1);
+    let Passing { view, per_round, rounds, .. } = &passing;
     let rank = view.rank;
     let elsewhere = |of: usize| view.served_by(of).into_iter().filter(move |&r| r != of).collect::<Vec<_>>();
     let served = elsewhere(rank);
     let passed_on: Vec<(usize, Vec<usize>)> = view.mates().map(|mate| (mate, elsewhere(mate))).collect();
-    // Between two nodes a round brings one piece. Of two that would together just fill a link, each would have to be passed
-    // on at once.
-    let (per_round, rounds) = cut(b, &view, 1, parts[0].len());
     let (from_mates, arrived, ended) = (group, |k: usize| group + 1 + 2 * k, |k: usize| group + 2 + 2 * k);
-    // What a rank passes on in a round, and whether in one message.
-    let pieces = |b: &Build, ranks: &[usize], k: usize| {
-        let place = |&r: &usize| {
-            let range = piece(&parts[r], k, per_round);
-            Span::recv(range.start, range.len())
-        };
-        let pieces: Vec<Span> = ranks.iter().map(place).collect();
-        let packed = rounds == 1 && one_message(b, &view, pieces.iter().map(|piece| piece.bytes));
-        (pieces, packed)
-    };
     let post = |b: &mut Build, k: usize| {
-        for (&from, place) in served.iter().zip(pieces(b, &served, k).0) {
+        for (&from, place) in served.iter().zip(passing.pieces(b, &served, k).0) {
             b.recv(from, place, arrived(k));
         }
         for (from, ranks) in &passed_on {
-            match pieces(b, ranks, k) {
+            match passing.pieces(b, ranks, k) {
                 (pieces, true) => b.recv_all(*from, &pieces, ended(k)),
                 (pieces, false) => pieces.iter().for_each(|&piece| b.recv(*from, piece, ended(k))),
             }
         }
-        let range = piece(&(0..own.bytes), k, per_round);
+        let range = piece(&(0..own.bytes), k, *per_round);
         for node in view.others() {
             b.send(view.partner(node, rank), own.slice(range.start, range.len()), ended(k));
         }
@@ -59,18 +49,15 @@ pub(in crate::schedule) fn all_gather(
         b.send(to, own, from_mates);
     }
     meanwhile(b);
-    for k in 0..rounds {
+    for k in 0..*rounds {
         if k > 0 {
             b.wait(ended(k - 1));
         }
-        if k + 1 < rounds {
+        if k + 1 < *rounds {
             post(b, k + 1);
         }
         b.wait(arrived(k));
-        let parcel = match pieces(b, &served, k) {
-            (pieces, true) => vec![b.together(&pieces)],
-            (pieces, false) => pieces,
-        };
+        let parcel = passing.parcel(b, &served, k);
         for to in view.mates() {
             parcel.iter().for_each(|&piece| b.send(to, piece, ended(k)));
         }

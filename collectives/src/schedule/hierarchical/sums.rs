@@ -7,11 +7,11 @@
 //! nodes save messages but not bytes, except of integers, which may be joined in any order. For 16-bit types partial
 //! results are twice as long as contributions. Where nodes save little, the tuner reduces without them ([`crossing`]).
 
-use super::{View, cut, one_message};
+use super::{Passing, View};
 use crate::element::DType;
 use crate::reduce::{Stage, accumulator};
 use crate::schedule::canonical::{Join, Unit, units};
-use crate::schedule::{Build, Operand, Space, Span, Step, piece};
+use crate::schedule::{Build, Operand, Space, Span, Step};
 use crate::transport::Nodes;
 use std::ops::Range;
 
@@ -115,108 +115,151 @@ impl Reducer {
 
 /// Part r of the reduction ends on rank r, at `out`; `parts` are byte ranges of the input, the first the longest.
 pub(in crate::schedule) fn reduce_scatter(b: &mut Build, parts: &[Range<usize>], out: Span) {
-    let mut reducer = Reducer::new(b);
-    let view = reducer.view.clone();
-    let (rank, mine, count) = (view.rank, view.node(), view.nodes.count());
-    let served = view.served_by(rank);
-    let mates: Vec<usize> = view.mates().collect();
-    let theirs: Vec<Vec<usize>> = mates.iter().map(|&mate| view.served_by(mate)).collect();
-    let (per_round, rounds) = cut(b, &view, count * view.nodes.largest(), parts[0].len());
-    let longest = per_round.min(parts[0].len());
-    // Of two rounds each: contributions by rank served and place of the mate, partial results by rank served, those of
-    // other nodes.
-    let by_mate = served.len() * view.nodes.with(rank).len();
-    let at = |served: usize, of: usize| served * view.nodes.with(rank).len() + view.place(of);
-    let mut windows: [Vec<Option<Span>>; 2] = std::array::from_fn(|_| vec![None; by_mate]);
-    let mut arrived: [Vec<Span>; 2] = std::array::from_fn(|_| vec![Span::scratch(0, 0); by_mate]);
-    let room = |b: &mut Build, node: usize| b.scratch(reducer.partial_bytes(node, longest));
-    let partial: [Vec<Span>; 2] = std::array::from_fn(|_| served.iter().map(|_| room(b, mine)).collect());
-    let mut incoming: [Vec<Option<Span>>; 2] = std::array::from_fn(|_| vec![None; count]);
-    for spans in &mut incoming {
-        for node in (0..count).filter(|&node| node != mine) {
-            spans[node] = Some(room(b, node));
+    let mut scatter = Scatter::new(b, parts, out);
+    let rounds = scatter.passing.rounds;
+    scatter.inside(b, 0);
+    for k in 0..=rounds {
+        if k + 1 < rounds {
+            scatter.inside(b, k + 1);
+        }
+        if k < rounds {
+            b.wait(2 * k);
+            scatter.first(b, k);
+            scatter.pass(b, k);
+        }
+        if k > 0 {
+            b.wait(2 * (k - 1) + 1);
+            scatter.last(b, k - 1);
         }
     }
-    // Of those that a rank deals with, what another has for them in a round, and whether that comes in one message.
-    let pieces = |b: &Build, served: &[usize], k: usize| {
-        let of = |&r: &usize| {
-            let range = piece(&parts[r], k, per_round);
-            Span::send(range.start, range.len())
-        };
-        let pieces: Vec<Span> = served.iter().map(of).collect();
-        let packed = rounds == 1 && one_message(b, &view, pieces.iter().map(|piece| piece.bytes));
-        (pieces, packed)
-    };
-    let inside = |b: &mut Build, windows: &mut [Option<Span>], arrived: &mut [Span], k: usize| {
+}
+
+/// A reduction of which each rank gets its part, in rounds of which two are under way at once. The messages of round `k` are
+/// of group 2 k inside nodes and 2 k + 1 between them.
+struct Scatter<'a> {
+    reducer: Reducer,
+    passing: Passing<'a>,
+    /// Where this rank's part goes.
+    out: Span,
+    /// The ranks that this one deals with.
+    served: Vec<usize>,
+    /// The other ranks of its node, and those that they deal with.
+    mates: Vec<(usize, Vec<usize>)>,
+    /// Of two rounds each. Contributions of mates, by rank served and place of the mate: memory for them, and where they are.
+    windows: [Vec<Option<Span>>; 2],
+    arrived: [Vec<Span>; 2],
+    /// Partial results of this node, by rank served.
+    partial: [Vec<Span>; 2],
+    /// Those of other nodes for this rank, and where those of all nodes are.
+    incoming: [Vec<Option<Span>>; 2],
+    from: [Vec<Span>; 2],
+}
+
+impl<'a> Scatter<'a> {
+    fn new(b: &mut Build, parts: &'a [Range<usize>], out: Span) -> Self {
+        let reducer = Reducer::new(b);
+        let view = &reducer.view;
+        let (mine, count) = (view.node(), view.nodes.count());
+        let passing = Passing::new(b, parts, Span::send, count * view.nodes.largest());
+        let served = view.served_by(view.rank);
+        let mates = view.mates().map(|mate| (mate, view.served_by(mate))).collect();
+        let by_mate = served.len() * view.nodes.with(view.rank).len();
+        let longest = passing.longest();
+        let mut room = |node: usize| b.scratch(reducer.partial_bytes(node, longest));
+        let partial = std::array::from_fn(|_| served.iter().map(|_| room(mine)).collect());
+        let incoming =
+            std::array::from_fn(|_| (0..count).map(|node| (node != mine).then(|| room(node))).collect());
+        let nowhere = |count: usize| std::array::from_fn(|_| vec![Span::scratch(0, 0); count]);
+        Scatter {
+            out,
+            windows: std::array::from_fn(|_| vec![None; by_mate]),
+            arrived: nowhere(by_mate),
+            partial,
+            incoming,
+            from: nowhere(count),
+            served,
+            mates,
+            passing,
+            reducer,
+        }
+    }
+
+    /// Where what `of` gives to the `served`-th of the ranks that this one deals with has its place.
+    fn at(&self, served: usize, of: usize) -> usize {
+        let view = &self.reducer.view;
+        served * view.nodes.with(view.rank).len() + view.place(of)
+    }
+
+    /// Exchanges contributions with the mates.
+    fn inside(&mut self, b: &mut Build, k: usize) {
         // What is copied is so before anything is posted, which begins with what is sent.
-        let parcel = |b: &mut Build, theirs: &Vec<usize>| match pieces(b, theirs, k) {
-            (pieces, true) => vec![b.together(&pieces)],
-            (pieces, false) => pieces,
-        };
-        let parcels: Vec<Vec<Span>> = theirs.iter().map(|theirs| parcel(b, theirs)).collect();
-        let (mine, packed) = pieces(b, &served, k);
-        for &from in &mates {
+        let parcel = |(_, theirs): &(usize, Vec<usize>)| self.passing.parcel(b, theirs, k);
+        let parcels: Vec<Vec<Span>> = self.mates.iter().map(parcel).collect();
+        let (mine, packed) = self.passing.pieces(b, &self.served, k);
+        for mate in 0..self.mates.len() {
+            let from = self.mates[mate].0;
             let mut whole = packed.then(|| {
                 let bytes = mine.iter().map(|piece| piece.bytes).sum();
                 (b.recv_scratch(from, bytes, 2 * k, &mut None), 0)
             });
             for (i, &Span { bytes, .. }) in mine.iter().enumerate() {
-                arrived[at(i, from)] = match &mut whole {
+                let place = self.at(i, from);
+                self.arrived[k % 2][place] = match &mut whole {
                     Some((whole, at)) => {
                         *at += bytes;
                         whole.slice(*at - bytes, bytes)
                     }
                     None => {
-                        let window = windows[at(i, from)].get_or_insert_with(|| b.scratch(longest));
+                        let longest = self.passing.longest();
+                        let window = self.windows[k % 2][place].get_or_insert_with(|| b.scratch(longest));
                         b.recv_scratch(from, bytes, 2 * k, &mut Some(*window))
                     }
                 };
             }
         }
-        for (&to, parcel) in mates.iter().zip(parcels) {
+        for (&(to, _), parcel) in self.mates.iter().zip(parcels) {
             parcel.into_iter().for_each(|piece| b.send(to, piece, 2 * k));
         }
-    };
-    inside(b, &mut windows[0], &mut arrived[0], 0);
-    let mut from = [vec![Span::scratch(0, 0); count], vec![Span::scratch(0, 0); count]];
-    for k in 0..=rounds {
-        if k + 1 < rounds {
-            let next = (k + 1) % 2;
-            inside(b, &mut windows[next], &mut arrived[next], k + 1);
+    }
+
+    /// Makes this node's partial results.
+    fn first(&self, b: &mut Build, k: usize) {
+        for (i, &r) in self.served.iter().enumerate() {
+            let range = self.passing.range(r, k);
+            let contribution = |of: usize| match of {
+                of if of == self.reducer.view.rank => Operand::Own(Space::Send, range.start),
+                of => Operand::Own(Space::Scratch, self.arrived[k % 2][self.at(i, of)].offset),
+            };
+            self.reducer.first(b, self.partial[k % 2][i], range.len(), contribution);
         }
-        if k < rounds {
-            b.wait(2 * k);
-            for (i, &r) in served.iter().enumerate() {
-                let range = piece(&parts[r], k, per_round);
-                let contribution = |of: usize| match of {
-                    of if of == rank => Operand::Own(Space::Send, range.start),
-                    of => Operand::Own(Space::Scratch, arrived[k % 2][at(i, of)].offset),
-                };
-                reducer.first(b, partial[k % 2][i], range.len(), contribution);
-            }
-            let bytes = piece(&parts[rank], k, per_round).len();
-            for node in view.others() {
-                let bytes = reducer.partial_bytes(node, bytes);
-                let window = &mut incoming[k % 2][node];
-                from[k % 2][node] = b.recv_scratch(view.partner(node, rank), bytes, 2 * k + 1, window);
-            }
-            for (i, &r) in served.iter().enumerate() {
-                let bytes = reducer.partial_bytes(mine, piece(&parts[r], k, per_round).len());
-                match r == rank {
-                    true => from[k % 2][mine] = partial[k % 2][i],
-                    false => b.send(r, partial[k % 2][i].slice(0, bytes), 2 * k + 1),
-                }
+    }
+
+    /// Exchanges partial results with other nodes.
+    fn pass(&mut self, b: &mut Build, k: usize) {
+        let (reducer, partial, from) = (&self.reducer, &self.partial[k % 2], &mut self.from[k % 2]);
+        let (view, bytes) = (&reducer.view, |rank| self.passing.range(rank, k).len());
+        for node in view.others() {
+            let bytes = reducer.partial_bytes(node, bytes(view.rank));
+            let window = &mut self.incoming[k % 2][node];
+            from[node] = b.recv_scratch(view.partner(node, view.rank), bytes, 2 * k + 1, window);
+        }
+        for (&r, &partial) in self.served.iter().zip(partial) {
+            let bytes = reducer.partial_bytes(view.node(), bytes(r));
+            match r == view.rank {
+                true => from[view.node()] = partial,
+                false => b.send(r, partial.slice(0, bytes), 2 * k + 1),
             }
         }
-        if k > 0 {
-            let k = k - 1;
-            b.wait(2 * k + 1);
-            let range = piece(&parts[rank], k, per_round);
-            let elements = |bytes: usize| bytes / reducer.element;
-            let (at, count) = (elements(range.start - parts[rank].start), elements(range.len()));
-            let size = b.out_size();
-            reducer.last(b, &from[k % 2], out.slice(at * size, count * size), count);
-        }
+    }
+
+    /// Joins all partial results for this rank.
+    fn last(&mut self, b: &mut Build, k: usize) {
+        let rank = self.reducer.view.rank;
+        let range = self.passing.range(rank, k);
+        let elements = |bytes: usize| bytes / self.reducer.element;
+        let (at, count) = (elements(range.start - self.passing.parts[rank].start), elements(range.len()));
+        let size = b.out_size();
+        self.reducer.last(b, &self.from[k % 2], self.out.slice(at * size, count * size), count);
     }
 }
 
