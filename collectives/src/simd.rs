@@ -63,7 +63,7 @@ pub fn vendor() -> [u8; 12] {
 }
 
 /// Whether the processor's instruction for copying is fast at any length (FSRM), so that kernels copy by it.
-pub fn copies_fast() -> bool {
+pub(crate) fn copies_fast() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         let leaf = |number| std::arch::x86_64::__cpuid_count(number, 0);

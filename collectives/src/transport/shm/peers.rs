@@ -135,8 +135,11 @@ mod tests {
 
     #[test]
     fn a_running_process_has_a_start_time_and_a_zombie_has_none() {
-        assert_eq!(start_time(std::process::id()), start_time(std::process::id()));
-        assert!(start_time(std::process::id()).is_some());
+        let start = start_time(std::process::id());
+        // Long enough for what the kernel counts beside it: the time that a process has run.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(50) {}
+        assert!(start.is_some() && start_time(std::process::id()) == start);
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
         while start_time(pid).is_some() {
