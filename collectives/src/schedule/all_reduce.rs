@@ -1,6 +1,7 @@
 //! The reduction ends on every rank.
 
 use super::contributions::Contributions;
+use super::exposure::Part;
 use super::{Algorithm, Build, KEPT, Peers, Span, all_gather, bruck, hierarchical, reduce_scatter, tuner};
 
 pub(super) fn build(b: &mut Build) {
@@ -46,15 +47,8 @@ fn read_all(b: &mut Build) {
         true => b.scratch(bytes),
         false => Span::recv(0, bytes),
     };
-    b.exchange(
-        &exposure,
-        Some(Peers::All),
-        (Peers::All, true),
-        |_| (),
-        |b, part| {
-            b.read_reduced(part, 0, |_| (0, 0), out);
-        },
-    );
+    let read = |b: &mut Build, part: &Part| b.read_reduced(part, 0, |_| (0, 0), out);
+    b.exchange(&exposure, Some(Peers::All), (Peers::All, true), |_| (), read);
     b.copy(out, Span::recv(0, bytes));
 }
 

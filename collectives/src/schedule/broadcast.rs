@@ -1,5 +1,6 @@
 //! The root's data ends on every rank.
 
+use super::exposure::Part;
 use super::hierarchical::View;
 use super::{Algorithm, Build, Peers, Span, Tuning, piece};
 
@@ -111,15 +112,8 @@ fn direct(b: &mut Build) {
         false => b.expose_nothing(1, bytes),
     };
     let sources = (!at_root).then_some(Peers::One(root));
-    b.exchange(
-        &exposure,
-        sources,
-        (Peers::All, true),
-        |_| (),
-        |b, part| {
-            b.read(part, root, (0, 0), Span::recv(0, bytes));
-        },
-    );
+    let read = |b: &mut Build, part: &Part| b.read(part, root, (0, 0), Span::recv(0, bytes));
+    b.exchange(&exposure, sources, (Peers::All, true), |_| (), read);
 }
 
 /// A binomial tree; the largest subtree comes first.

@@ -1,6 +1,7 @@
 //! The reduction ends on the root.
 
 use super::contributions::Contributions;
+use super::exposure::Part;
 use super::{Algorithm, Build, Peers, Span, hierarchical, piece, reduce_scatter};
 
 pub(super) fn build(b: &mut Build) {
@@ -22,15 +23,8 @@ fn direct(b: &mut Build) {
         true => (b.expose_nothing(1, bytes), Some(Peers::All)),
         false => (b.expose(Span::send(0, bytes), vec![whole], 1, bytes, false), None),
     };
-    b.exchange(
-        &exposure,
-        sources,
-        (Peers::One(root), true),
-        |_| (),
-        |b, part| {
-            b.read_reduced(part, 0, |_| (0, 0), Span::recv(0, bytes));
-        },
-    );
+    let read = |b: &mut Build, part: &Part| b.read_reduced(part, 0, |_| (0, 0), Span::recv(0, bytes));
+    b.exchange(&exposure, sources, (Peers::One(root), true), |_| (), read);
 }
 
 /// Everybody sends its input to the root, in rounds; the root reduces one while the next arrives.

@@ -1,6 +1,7 @@
 //! Shard r of the reduction ends on rank r.
 
 use super::contributions::Contributions;
+use super::exposure::Part;
 use super::{Algorithm, Build, Operand, Peers, Space, Span, hierarchical, piece};
 use std::ops::Range;
 
@@ -37,15 +38,8 @@ pub(super) fn direct(b: &mut Build, parts: &[Range<usize>], out: Span, release: 
     let exposure = b.expose(Span::send(0, total), others, size - 1, largest, false);
     // The part for this rank is the rank-th piece of a later rank, which skips its own.
     let theirs = |r: usize| (mine.start, rank - usize::from(rank > r));
-    b.exchange(
-        &exposure,
-        Some(Peers::All),
-        (Peers::All, release),
-        |_| (),
-        |b, part| {
-            b.read_reduced(part, mine.start, theirs, out);
-        },
-    );
+    let read = |b: &mut Build, part: &Part| b.read_reduced(part, mine.start, theirs, out);
+    b.exchange(&exposure, Some(Peers::All), (Peers::All, release), |_| (), read);
 }
 
 /// Each pair of ranks exchanges its contributions in rounds; while one round is under way, the one before is
