@@ -1,7 +1,6 @@
 //! What a command that runs alone would leave if it is ended midway, where a file has a name before it is whole: over NFS and
 //! Lustre, which have no files without names, and of a directory everywhere.
 
-use crate::failure::{Failure, Result};
 use collectives::bootstrap::spawn;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, pipe};
@@ -13,16 +12,12 @@ use std::thread::Builder;
 /// What this process has under way.
 static TARGETS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// From here on Ctrl-C and its like end this process only after what it has under way is taken away.
-///
-/// # Errors
-/// The system has no threads or pipes left.
-pub fn listen() -> Result<()> {
-    let failed = |e| Failure::run(format!("the system lets nobody wait for signals: {e}"));
+/// From here on Ctrl-C and its like end this process only after what it has under way is taken away. Where the system has no
+/// threads left for that, they end it as they do without.
+pub fn listen() {
     // What a process is started to ignore it is to outlive.
     for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|&signal| !spawn::ignored(signal)) {
-        let (mut heard, told) = std::io::pipe().map_err(failed)?;
-        pipe::register(signal, told).map_err(failed)?;
+        let Ok((mut heard, told)) = std::io::pipe() else { return };
         let end = move || {
             if heard.read_exact(&mut [0]).is_ok() {
                 targets(|all| all.iter().for_each(models::abandon));
@@ -30,9 +25,11 @@ pub fn listen() -> Result<()> {
                 let _ = emulate_default_handler(signal);
             }
         };
-        Builder::new().spawn(end).map_err(failed)?;
+        // Nothing is heard before there is somebody who hears it; who cannot be told hears that at once, and ends.
+        if Builder::new().spawn(end).is_ok() {
+            let _ = pipe::register(signal, told);
+        }
     }
-    Ok(())
 }
 
 /// What is made of `target` before it is whole is taken away, if this process is ended.

@@ -106,14 +106,17 @@ fn main() -> ExitCode {
         }
         machine::free();
     }
+    if let Command::Tokenize(_) | Command::Checkpoint(_) = &cli.command {
+        leftovers::listen();
+    }
     let done = match &cli.command {
         Command::Train(args) => train(args),
         Command::Plan(args) => forecast::plan(args),
         Command::Eval(args) => eval(args),
         Command::Bench(args) => bench::bench(args),
-        Command::Tokenize(args) => leftovers::listen().and_then(|()| tokenize::tokenize(args)),
+        Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Report(args) => runs::report(args),
-        Command::Checkpoint(args) => leftovers::listen().and_then(|()| checkpoint::checkpoint(args)),
+        Command::Checkpoint(args) => checkpoint::checkpoint(args),
         Command::Sbatch(args) => sbatch::sbatch(args),
         Command::Doctor(args) => doctor::doctor(args),
     };

@@ -5,7 +5,7 @@ mod shards;
 use crate::args::{Number, TokenizeArgs};
 use crate::data::{self, room};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Kind, Output};
+use crate::files::{self, Kind, Output, Way};
 use crate::human::several;
 use crate::out;
 use crate::text::{self, Reads};
@@ -40,6 +40,8 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let read: Vec<_> = inputs.iter().cloned().chain(tokenizer.path()).collect();
     files::check_outputs(&[Output::whole("--out", &first, Kind::Tokens)], &read)?;
     if length.is_some() {
+        // Of what is no file's name no other is made.
+        files::check_writable("--out", &args.out, Way::Whole)?;
         shards::check_unused(&args.out)?;
     }
     match &tokenizer {
