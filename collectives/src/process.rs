@@ -14,8 +14,10 @@ pub(crate) struct Stat {
 
 impl Stat {
     pub fn of(pid: u32) -> Option<Stat> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name stands in parentheses and may hold anything, also some of them; fields are counted from behind it.
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        // The name stands in parentheses and may hold anything, also some of them, or be cut within a letter; fields are counted
+        // from behind it.
+        let stat = String::from_utf8_lossy(&stat);
         let (before, after) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = after.split_whitespace().collect();
         Some(Stat {

@@ -37,6 +37,11 @@ pub fn go_with(target: &Path) {
     targets(|all| all.push(target.to_owned()));
 }
 
+/// What is done without being ended in its midst by what this process [listens](listen) for.
+pub fn in_one_piece<R>(work: impl FnOnce() -> R) -> R {
+    targets(|_| work())
+}
+
 fn targets<R>(look: impl FnOnce(&mut Vec<PathBuf>) -> R) -> R {
     look(&mut TARGETS.lock().unwrap_or_else(PoisonError::into_inner))
 }

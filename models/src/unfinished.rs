@@ -227,14 +227,16 @@ pub fn remove_unfinished(target: impl AsRef<Path>) {
 
 /// Removes what this process has under way of what was to become `target`: it ends, and other threads of it may still write.
 pub fn abandon(target: impl AsRef<Path>) {
-    let own = std::process::id().to_string();
-    // Of a directory to which something is added meanwhile not all goes at once.
-    for _ in 0..ATTEMPTS {
-        let mut left = unfinished_of(target.as_ref()).filter(|(_, _, process)| *process == own).peekable();
-        if left.peek().is_none() {
-            break;
+    let (target, own) = (target.as_ref(), std::process::id().to_string());
+    // A name that no writer takes. A directory is taken from its writer in one step: while it was emptied, it might still have
+    // become the target, and what has its name then is what was there before.
+    let away = beside(target, &format!("{}-{own}-{}", unfinished(), ATTEMPTS + 1));
+    for (path, kind, _) in unfinished_of(target).filter(|(_, _, process)| *process == own) {
+        match kind.is_dir() {
+            false => remove(&path, kind),
+            true if fs::rename(&path, &away).is_ok() => remove(&away, kind),
+            true => {}
         }
-        left.for_each(|(path, kind, _)| remove(&path, kind));
     }
 }
 

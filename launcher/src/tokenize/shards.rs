@@ -98,19 +98,24 @@ impl Shards {
     /// The system's refusal, after which none has its name.
     pub(super) fn finish(mut self) -> Result<(u64, Vec<PathBuf>)> {
         self.files.iter_mut().try_for_each(|(_, writer)| writer.seal()).map_err(Failure::run)?;
-        let mut named = Vec::with_capacity(self.files.len());
-        for (path, writer) in self.files {
-            if let Err(e) = writer.finish() {
-                // The only one that there was before is the one that was refused.
-                for path in &named {
-                    let _ = std::fs::remove_file(path);
-                }
-                return Err(Failure::run(e));
-            }
-            named.push(path);
-        }
-        Ok((self.count, named))
+        Ok((self.count, leftovers::in_one_piece(|| name(self.files))?))
     }
+}
+
+/// Gives all of these their names, or none.
+fn name(files: Vec<(PathBuf, TokenWriter)>) -> Result<Vec<PathBuf>> {
+    let mut named = Vec::with_capacity(files.len());
+    for (path, writer) in files {
+        if let Err(e) = writer.finish() {
+            // The only one that there was before is the one that was refused.
+            for path in &named {
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(Failure::run(e));
+        }
+        named.push(path);
+    }
+    Ok(named)
 }
 
 /// What writes more than one file holds.

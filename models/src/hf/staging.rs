@@ -345,6 +345,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_abandoned_as_it_gets_its_place_leaves_what_was_there() {
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("m");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("config"), "old").unwrap();
+        let mut staging = Staging::create(&target).unwrap();
+        staging.write("config", b"new").unwrap();
+        let abandoned = |_: &Path| {
+            unfinished::abandon(&target);
+            Ok(())
+        };
+        staging.replace_with(abandoned).unwrap_err();
+        assert_eq!(read(target.join("config")), "old");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
     fn directories_that_were_made_are_brought_to_the_disk_where_they_are() {
         let home = tempfile::tempdir().unwrap();
         let target = home.path().join("made/inside/m");

@@ -322,7 +322,8 @@ impl TokenWriter {
         let header = self.width.header_for(self.count as usize)?;
         let file = self.new.file();
         let complete = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header));
-        complete.and_then(|()| file.sync_all()).map_err(|e| self.refused(e))?;
+        let complete = complete.and_then(|()| file.seek(SeekFrom::End(0)));
+        complete.and_then(|_| file.sync_all()).map_err(|e| self.refused(e))?;
         Ok(())
     }
 
