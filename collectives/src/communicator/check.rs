@@ -4,7 +4,7 @@ use super::Communicator;
 use crate::buffer::{Place, View, ViewMut};
 use crate::element::{DType, Element, ReduceOp};
 use crate::engine::Ends;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::schedule::{Call, Kind};
 use crate::watch::MAX_COUNT;
 
@@ -40,11 +40,6 @@ impl Arm {
         // Never dereferenced, but aligned for any element.
         Arm { ptr: std::ptr::dangling_mut::<u64>().cast(), len: 0, bytes: 0, place: None, dtype: DType::U8 }
     }
-
-    #[inline(always)]
-    fn is_on_device(&self) -> bool {
-        self.place.is_some_and(|place| !place.is_host())
-    }
 }
 
 /// A call whose arguments fit each other, with the buffers' addresses.
@@ -56,18 +51,12 @@ pub(super) struct Checked {
 }
 
 impl Communicator {
-    #[inline(always)]
     fn short_enough(&self, call: &Call) -> Result<()> {
-        match call.count <= MAX_COUNT {
-            true => Ok(()),
-            false => Err(self.too_long(call)),
+        if call.count <= MAX_COUNT {
+            return Ok(());
         }
-    }
-
-    #[cold]
-    fn too_long(&self, call: &Call) -> Error {
         let problem = format!("{} elements were asked for; one call takes up to {MAX_COUNT}", call.count);
-        self.argument(call.kind.name(), problem)
+        Err(self.argument(call.kind.name(), problem))
     }
 
     /// Whether `call`, of which there are no buffers yet, can be made here.
@@ -84,37 +73,29 @@ impl Communicator {
         self.short_enough(call)
     }
 
-    #[inline(always)]
     fn checked(&self, call: Call, send: Arm, recv: Arm) -> Result<Checked> {
+        let refuse = |problem: String| Err(self.argument(call.kind.name(), problem));
         self.short_enough(&call)?;
-        let on_device = send.is_on_device() || recv.is_on_device();
+        let places = [send.place, recv.place].into_iter().flatten();
+        let on_device = places.clone().any(|place| !place.is_host());
         if on_device {
-            self.carried(&call, send, recv)?;
+            let Some(carrier) = &self.carrier else {
+                let place = places.clone().find(|place| !place.is_host()).expect("just seen");
+                return refuse(format!(
+                    "a buffer is in {place:?}, which transport {} cannot reach; use memory of the host",
+                    self.transport
+                ));
+            };
+            if let Some(place) = places.clone().find(|place| !carrier.reaches(*place)) {
+                return refuse(format!(
+                    "a buffer is in {place:?}, which {} does not reach in a call with buffers on a device; it takes calls \
+                     with all buffers in memory from alloc, or all in memory of the host",
+                    carrier.name()
+                ));
+            }
         }
         let ends = Ends { send: send.ptr, send_bytes: send.bytes, recv: recv.ptr, recv_bytes: recv.bytes };
         Ok(Checked { call, ends, on_device })
-    }
-
-    /// Whether a call with buffers on a device has somebody who takes it.
-    #[cold]
-    fn carried(&self, call: &Call, send: Arm, recv: Arm) -> Result<()> {
-        let refuse = |problem: String| Err(self.argument(call.kind.name(), problem));
-        let mut places = [send, recv].into_iter().filter_map(|arm| arm.place);
-        let Some(carrier) = &self.carrier else {
-            let place = places.find(|place| !place.is_host()).expect("one is on a device");
-            return refuse(format!(
-                "a buffer is in {place:?}, which transport {} cannot reach; use memory of the host",
-                self.transport
-            ));
-        };
-        match places.find(|place| !carrier.reaches(*place)) {
-            None => Ok(()),
-            Some(place) => refuse(format!(
-                "a buffer is in {place:?}, which {} does not reach in a call with buffers on a device; it takes calls with \
-                 all buffers in memory from alloc, or all in memory of the host",
-                carrier.name()
-            )),
-        }
     }
 
     /// How long one of `size` equal shards of `whole` is.
@@ -128,24 +109,18 @@ impl Communicator {
         Err(self.argument(kind.name(), problem))
     }
 
-    #[inline(always)]
     fn fits(&self, kind: Kind, send: Arm, recv: Arm, factors: (usize, usize)) -> Result<()> {
         let (s, r) = factors;
-        match send.len.checked_mul(r).is_some_and(|a| Some(a) == recv.len.checked_mul(s)) {
-            true => Ok(()),
-            false => Err(self.misfit(kind, send, recv, factors)),
+        if send.len.checked_mul(r).is_some_and(|a| Some(a) == recv.len.checked_mul(s)) {
+            return Ok(());
         }
-    }
-
-    #[cold]
-    fn misfit(&self, kind: Kind, send: Arm, recv: Arm, factors: (usize, usize)) -> Error {
         let rule = match factors {
             (1, 1) => "they must be as long as each other".to_string(),
             (1, n) => format!("on {n} ranks recv must be {n} times as long"),
             (n, _) => format!("on {n} ranks send must be {n} times as long"),
         };
         let problem = format!("send has {} elements and recv {}; {rule}", send.len, recv.len);
-        self.argument(kind.name(), problem)
+        Err(self.argument(kind.name(), problem))
     }
 
     fn rank_exists(&self, kind: Kind, what: &str, rank: usize) -> Result<()> {
@@ -165,7 +140,6 @@ impl Communicator {
         Err(self.argument(kind.name(), problem))
     }
 
-    #[inline]
     pub(super) fn check_reduce_scatter(
         &self,
         send: Arm,
@@ -178,39 +152,33 @@ impl Communicator {
         self.checked(call, send, recv)
     }
 
-    #[inline]
     pub(super) fn check_reduce_scatter_in_place(&self, data: Arm, op: ReduceOp) -> Result<Checked> {
         let shard = self.shard(Kind::ReduceScatter, data.len)?;
         let call = Call { op, in_place: true, ..Call::new(Kind::ReduceScatter, data.dtype, shard) };
         self.checked(call, data, data)
     }
 
-    #[inline]
     pub(super) fn check_all_gather(&self, send: Arm, recv: Arm) -> Result<Checked> {
         self.fits(Kind::AllGather, send, recv, (1, self.size))?;
         self.checked(Call::new(Kind::AllGather, send.dtype, send.len), send, recv)
     }
 
-    #[inline]
     pub(super) fn check_all_gather_in_place(&self, data: Arm) -> Result<Checked> {
         let shard = self.shard(Kind::AllGather, data.len)?;
         let call = Call { in_place: true, ..Call::new(Kind::AllGather, data.dtype, shard) };
         self.checked(call, data, data)
     }
 
-    #[inline]
     pub(super) fn check_all_reduce(&self, send: Arm, recv: Arm, op: ReduceOp) -> Result<Checked> {
         self.fits(Kind::AllReduce, send, recv, (1, 1))?;
         self.checked(Call { op, ..Call::new(Kind::AllReduce, send.dtype, send.len) }, send, recv)
     }
 
-    #[inline]
     pub(super) fn check_all_reduce_in_place(&self, data: Arm, op: ReduceOp) -> Result<Checked> {
         let call = Call { op, in_place: true, ..Call::new(Kind::AllReduce, data.dtype, data.len) };
         self.checked(call, data, data)
     }
 
-    #[inline]
     pub(super) fn check_broadcast(&self, data: Arm, root: usize) -> Result<Checked> {
         self.rank_exists(Kind::Broadcast, "root", root)?;
         let call = Call { root, in_place: true, ..Call::new(Kind::Broadcast, data.dtype, data.len) };
@@ -302,7 +270,6 @@ impl Communicator {
         self.checked(Call { root: peer, ..Call::new(kind, data.dtype, data.len) }, data, data)
     }
 
-    #[inline]
     pub(super) fn check_barrier(&self) -> Result<Checked> {
         let nothing = Arm::nothing();
         self.checked(Call::new(Kind::Barrier, DType::U8, 0), nothing, nothing)

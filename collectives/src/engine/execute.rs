@@ -57,10 +57,6 @@ pub(super) struct PeerAt {
     staged: bool,
 }
 
-impl PeerAt {
-    const NOTHING: PeerAt = PeerAt { seen: 0, ptr: std::ptr::null(), bytes: 0, staged: false };
-}
-
 /// What stopped a call.
 pub(super) enum Outcome {
     Done,
@@ -119,9 +115,9 @@ impl State {
         self.posted.clear();
         self.look = 0;
         self.through = 0;
+        self.peers.clear();
         if rounds > 0 {
-            self.peers.fill(PeerAt::NOTHING);
-            self.peers.resize(size, PeerAt::NOTHING);
+            self.peers.resize(size, PeerAt { seen: 0, ptr: std::ptr::null(), bytes: 0, staged: false });
         }
     }
 

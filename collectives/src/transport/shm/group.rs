@@ -99,11 +99,10 @@ impl Group {
         self.block(member).is_some_and(|block| block.left(member).load(Ordering::Acquire) != 0)
     }
 
-    /// The control blocks of others that there are. Whoever has none yet has not looked at anything either.
+    /// The control blocks that there are, the own one among them. Whoever has none yet has not looked at anything either.
     #[inline(always)]
-    pub fn peers(&mut self) -> impl Iterator<Item = Block> {
-        let me = self.me;
-        (0..self.size()).filter(move |&member| member != me).filter_map(|member| self.block(member))
+    pub fn present(&mut self) -> impl Iterator<Item = Block> {
+        (0..self.size()).filter_map(|member| self.block(member))
     }
 
     #[cold]

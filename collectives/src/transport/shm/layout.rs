@@ -49,17 +49,13 @@ const RINGS: usize = 4 << 20;
 pub(super) struct Layout {
     size: usize,
     ring: usize,
-    /// Where the words of what was read begin, and the slots: calls look there often.
-    done: usize,
-    slots: usize,
 }
 
 impl Layout {
     pub fn new(size: usize) -> Self {
         // A power of two, so that positions wrap by masking.
         let share = (RINGS / size.max(1)).clamp(16 << 10, 256 << 10);
-        let done = left(size).next_multiple_of(PAIR);
-        Layout { size, ring: 1 << share.ilog2(), done, slots: done + DEPTH as usize * PAIR }
+        Layout { size, ring: 1 << share.ilog2() }
     }
 
     /// Bytes of one ring of messages.
@@ -72,12 +68,16 @@ impl Layout {
         self.ring(self.size)
     }
 
+    fn left(&self, member: usize) -> usize {
+        LINE + member * 4
+    }
+
     fn done(&self, sequence: u64) -> usize {
-        self.done + (sequence % DEPTH) as usize * PAIR
+        self.left(self.size).next_multiple_of(PAIR) + (sequence % DEPTH) as usize * PAIR
     }
 
     fn slot(&self, sequence: u64) -> usize {
-        self.slots + (sequence % DEPTH) as usize * SLOT
+        self.done(0) + DEPTH as usize * PAIR + (sequence % DEPTH) as usize * SLOT
     }
 
     fn head(&self, from: usize) -> usize {
@@ -91,10 +91,6 @@ impl Layout {
     fn ring(&self, to: usize) -> usize {
         self.tail(self.size).next_multiple_of(4096) + to * self.ring
     }
-}
-
-fn left(member: usize) -> usize {
-    LINE + member * 4
 }
 
 /// One mapped control block. Valid for as long as the segments are mapped, which whoever holds a `Block` ensures by
@@ -143,7 +139,7 @@ impl Block {
 
     /// Set by `member` when it will not touch this block again; by the owner when it does nothing more in the group.
     pub fn left(&self, member: usize) -> &AtomicU32 {
-        self.u32(left(member))
+        self.u32(self.layout.left(member))
     }
 
     /// One more than the last call on this slot that the owner has finished reading.
@@ -213,7 +209,7 @@ mod tests {
     fn parts_do_not_overlap() {
         for size in [1, 2, 5, 64, 300] {
             let l = Layout::new(size);
-            assert!(left(size) <= l.done(0));
+            assert!(l.left(size) <= l.done(0));
             assert_eq!(l.done(DEPTH - 1) + PAIR, l.slot(0));
             assert_eq!(l.slot(DEPTH - 1) + SLOT, l.head(0));
             assert_eq!(l.head(size - 1) + LINE, l.tail(0));

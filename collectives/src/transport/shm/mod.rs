@@ -74,7 +74,7 @@ impl ShmTransport {
     #[inline(always)]
     fn ring_all(&mut self) {
         self.group.fences().changed();
-        self.group.peers().for_each(bell::ring);
+        self.group.present().for_each(bell::ring);
     }
 
     /// Whether nobody reads the slot of call `sequence` any more. The own word counts too: this rank reads what it
