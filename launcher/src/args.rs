@@ -173,8 +173,9 @@ pub struct TrainArgs {
     /// to be given one].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Put the tokenizer's token that ends a text (eos_token of a tokenizer_config.json beside it) behind each file that does not
-    /// end with it. Without it, unless the tokenizer.json itself puts a token there, files go on as the next.
+    /// Put the tokenizer's token that ends a text (eos_token of special_tokens_map.json or tokenizer_config.json beside its
+    /// tokenizer.json) behind each file that does not end with it. Without it, unless the tokenizer.json itself puts a token there,
+    /// files go on as the next.
     #[arg(long)]
     pub append_eod: bool,
     /// A DeepSpeed configuration, in JSON, in place of the flags that it stands for. What it says of them, what is ignored and
@@ -376,8 +377,9 @@ pub struct EvalArgs {
     /// 'bytes' or a Hugging Face tokenizer.json [default: the one in the model's directory, or bytes if it is of bytes].
     #[arg(long, value_name = "bytes|FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Put the tokenizer's token that ends a text (eos_token of a tokenizer_config.json beside it) behind each file that does not
-    /// end with it. Without it, unless the tokenizer.json itself puts a token there, files go on as the next.
+    /// Put the tokenizer's token that ends a text (eos_token of special_tokens_map.json or tokenizer_config.json beside its
+    /// tokenizer.json) behind each file that does not end with it. Without it, unless the tokenizer.json itself puts a token there,
+    /// files go on as the next.
     #[arg(long)]
     pub append_eod: bool,
     /// Ranks and how they talk.

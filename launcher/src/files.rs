@@ -231,11 +231,11 @@ pub fn wanted(path: Option<&Path>) -> String {
 /// The path and the system's words.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let written = match (standard(path), fs::metadata(path)) {
-        (Some(mut open), _) => open.write_all(content),
+        (Some(open), _) => out::all(&open, content),
         (None, Ok(there)) if there.is_file() => {
             fs::canonicalize(path).and_then(|file| replace(&file, content))
         }
-        (None, Ok(_)) => open_special(path, READ_WITHIN).and_then(|mut open| open.write_all(content)),
+        (None, Ok(_)) => open_special(path, READ_WITHIN).and_then(|open| out::all(&open, content)),
         (None, Err(_)) => replace(&through_links(path), content),
     };
     written.map_err(|e| Failure::run(format!("writing {}: {e}", path.display())))

@@ -20,9 +20,11 @@ pub fn listen() {
         let Ok((mut heard, told)) = std::io::pipe() else { return };
         let end = move || {
             if heard.read_exact(&mut [0]).is_ok() {
-                targets(|all| all.iter().for_each(models::abandon));
-                // It ends as if nobody had listened.
-                let _ = emulate_default_handler(signal);
+                targets(|all| {
+                    all.iter().for_each(models::abandon);
+                    // It ends as if nobody had listened.
+                    let _ = emulate_default_handler(signal);
+                });
             }
         };
         // Nothing is heard before there is somebody who hears it; who cannot be told hears that at once, and ends.

@@ -9,7 +9,8 @@ use crate::plan::{ModelChoice, TrainPlan};
 use crate::tokenizer::{Tokenizer, bytes};
 use collectives::{Float, ReduceOp};
 use models::hf::{Remarks, SaveOptions, Writer};
-use serde_json::Value;
+use serde_json::{Map, Value};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use zero::Trainer;
 
@@ -79,15 +80,15 @@ impl Companions {
 /// from has, but for what is of a tokenizer that was not used. Read before the training, whatever happens to it meanwhile.
 ///
 /// # Errors
-/// A file that cannot be read.
-pub fn companions(plan: &TrainPlan) -> Result<Companions> {
-    let mut own = Companions { remarks: plan.model.remarks.clone(), files: Vec::new() };
-    if let Some(weights) = &plan.model.weights {
+/// A file that cannot be read, or is not what transformers takes.
+pub fn companions(model: &ModelChoice, tokenizer: Option<&Tokenizer>) -> Result<Companions> {
+    let mut own = Companions { remarks: model.remarks.clone(), files: Vec::new() };
+    if let Some(weights) = &model.weights {
         own.files = weights.companions().map_err(Failure::usage)?;
     }
-    own.remarks.of_bytes = matches!(plan.tokenizer, Some(Tokenizer::Bytes));
-    let Some(tokenizer) = &plan.tokenizer else { return Ok(own) };
-    let another = is_of_another(&plan.model, &own.files, tokenizer.file());
+    own.remarks.of_bytes = matches!(tokenizer, Some(Tokenizer::Bytes));
+    let Some(tokenizer) = tokenizer else { return Ok(own) };
+    let another = is_of_another(model, &own.files, tokenizer.file());
     let there = own.files.iter().any(|(name, _)| *name == TOKENIZER);
     if another || !there {
         own.files.retain(|(name, _)| *name == GENERATION && !another);
@@ -96,8 +97,8 @@ pub fn companions(plan: &TrainPlan) -> Result<Companions> {
     if another {
         own.remarks.forget_tokens();
     }
-    if another || plan.model.weights.is_none() {
-        own.name_tokens(tokenizer, plan.model.config.vocab);
+    if another || model.weights.is_none() {
+        own.name_tokens(tokenizer, model.config.vocab);
     }
     Ok(own)
 }
@@ -111,10 +112,7 @@ fn of_tokenizer(tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>> {
     let mut files = vec![(TOKENIZER.into(), used.to_vec())];
     for (name, path) in beside(tokenizer)? {
         let adapted = alone::adapted(&name, content(&path)?, tokenizer);
-        let adapted = adapted.map_err(|why| {
-            Failure::usage(format!("{} is no JSON object, as transformers reads it: {why}", path.display()))
-        })?;
-        files.push((name, adapted));
+        files.push((name, adapted.map_err(|why| no_object(&path, why))?));
     }
     if !files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG) {
         files.push((TOKENIZER_CONFIG.into(), alone::config(tokenizer)));
@@ -122,12 +120,20 @@ fn of_tokenizer(tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
+fn no_object(path: &Path, why: impl Display) -> Failure {
+    Failure::usage(format!("{} is no JSON object, as transformers reads it: {why}", path.display()))
+}
+
 /// The token that ends a text of `tokenizer`, if what lies beside its file names one.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file that cannot be read, or says nothing.
 pub fn end_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
-    let read = |(name, path): (String, PathBuf)| Ok((name, content(&path)?));
+    let read = |(name, path): (String, PathBuf)| {
+        let content = content(&path)?;
+        let said: serde_json::Result<Map<String, Value>> = serde_json::from_slice(&content);
+        said.map(|_| (name, content)).map_err(|why| no_object(&path, why))
+    };
     let says = |(name, _): &(String, PathBuf)| [TOKENIZER_CONFIG, TOKENS].contains(&name.as_str());
     let files = beside(tokenizer)?.into_iter().filter(says).map(read).collect::<Result<Vec<_>>>()?;
     Ok(named::token(&files, EOS, tokenizer))

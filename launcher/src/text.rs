@@ -138,16 +138,21 @@ pub fn structured<'a>(mut files: impl Iterator<Item = &'a PathBuf>) -> Option<St
     let kind = |file: &Path| {
         let ending = file.extension()?.to_str()?.to_lowercase();
         match &*ending {
-            "json" | "jsonl" | "ndjson" => Some("keys"),
-            "csv" | "tsv" => Some("other columns"),
+            "json" => Some(("keys", Some(".[].text"))),
+            "jsonl" | "ndjson" => Some(("keys", Some(".text"))),
+            "csv" | "tsv" => Some(("other columns", None)),
             _ => None,
         }
     };
-    let (file, others) = files.find_map(|file| Some((file.display(), kind(file)?)))?;
-    let alone = match others {
-        "keys" => format!("'jq -r .text {file} > text.txt' has what is under the key \"text\" alone"),
-        _ => "a file of the column with the text alone has none of them".to_owned(),
+    let (file, (others, of_text)) = files.find_map(|file| Some((file, kind(file)?)))?;
+    let typed = human::typed(&file.to_string_lossy());
+    let alone = match of_text {
+        Some(filter) => {
+            format!("\"jq -r {filter} {typed} > text.txt\" has what is under the key 'text' of each alone")
+        }
+        None => "a file of the column with the text alone has none of them".to_owned(),
     };
+    let file = file.display();
     Some(format!("{file} is taken as it is, so that its quotes and {others} are learnt as text: {alone}"))
 }
 
@@ -390,7 +395,7 @@ mod tests {
         assert_eq!(told(&["a.txt", "json", "b.md", "c.bin", "jsonl.txt"]), None);
         let keys = told(&["a.txt", "d/b.JSONL", "c.csv"]).unwrap();
         assert!(
-            keys.starts_with("d/b.JSONL is taken") && keys.contains("'jq -r .text d/b.JSONL > text.txt'"),
+            keys.starts_with("d/b.JSONL is taken") && keys.contains("\"jq -r .text d/b.JSONL > text.txt\""),
             "{keys}"
         );
         let columns = told(&["c.csv", "b.json"]).unwrap();

@@ -108,12 +108,14 @@ impl<'a, T: Float> Run<'a, T> {
         // Before anything is written anew.
         let mut unread = None;
         let companions = match lead {
-            true if plan.keeps() => save::companions(plan)?,
+            true if plan.keeps() => save::companions(&plan.model, plan.tokenizer.as_ref())?,
             // What a sample ends with is worth no failure.
-            true if plan.sample > 0 => save::companions(plan).unwrap_or_else(|why| {
-                unread = Some(why);
-                Companions::default()
-            }),
+            true if plan.sample > 0 => {
+                save::companions(&plan.model, plan.tokenizer.as_ref()).unwrap_or_else(|why| {
+                    unread = Some(why);
+                    Companions::default()
+                })
+            }
             _ => Companions::default(),
         };
         let companions = Arc::new(companions);

@@ -101,7 +101,7 @@ fn there_has_to_be_a_text_and_a_token_that_ends_it() {
     let train =
         "train --model nano --steps 1 --micro-batch 1 --sample 0 --val-fraction 0 --append-eod --save m";
     let bytes = ["--append-eod", "bytes have none that ends one"];
-    let tokens = ["--append-eod", "--data are tokens already", "'caravan tokenize --append-eod'"];
+    let tokens = ["--append-eod", "--data has none", "'caravan tokenize --append-eod'"];
     bench.run(&format!("{train} --data text.txt")).refusal(2, &bytes);
     bench.run("tokenize --data text.txt --append-eod --out u.bin").refusal(2, &bytes);
     for data in ["t.bin", "random"] {
@@ -179,7 +179,7 @@ fn who_names_a_file_that_is_not_all_text_is_told_what_is_learnt_of_it() {
     let bench = bench();
     bench.file("a.jsonl", json!({"text": "many ranks carry one model"}).to_string().repeat(100));
     let remark =
-        "a.jsonl is taken as it is, so that its quotes and keys are learnt as text: 'jq -r .text a.jsonl";
+        "a.jsonl is taken as it is, so that its quotes and keys are learnt as text: \"jq -r .text a.jsonl";
     let train = "train --model nano --data a.jsonl --steps 1 --micro-batch 1 --sample 0";
     for command in [train, "tokenize --data a.jsonl --out t.bin"] {
         let said = bench.run(command).success().stderr;

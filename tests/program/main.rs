@@ -16,6 +16,7 @@ mod held_out;
 mod help;
 mod idle;
 mod inputs;
+mod leftovers;
 mod limits;
 mod models;
 mod output;

@@ -22,8 +22,9 @@ pub struct TokenizeArgs {
     /// 'bytes' or a Hugging Face tokenizer.json.
     #[arg(long, value_name = "bytes|FILE", default_value = "bytes")]
     pub tokenizer: PathBuf,
-    /// Put the tokenizer's token that ends a text (eos_token of a tokenizer_config.json beside it) behind each file that does not
-    /// end with it. Without it, unless the tokenizer.json itself puts a token there, files go on as the next.
+    /// Put the tokenizer's token that ends a text (eos_token of special_tokens_map.json or tokenizer_config.json beside its
+    /// tokenizer.json) behind each file that does not end with it. Without it, unless the tokenizer.json itself puts a token there,
+    /// files go on as the next.
     #[arg(long)]
     pub append_eod: bool,
     /// The token file to write.

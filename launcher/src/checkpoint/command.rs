@@ -253,7 +253,9 @@ fn files_of(state: &State, told: &[Told], parts: &[Kept]) -> Result<BTreeSet<Str
 /// Writes the weights as a model that holds them as `T`, with what lies beside them.
 fn export<T: Float>(weights: &hf::Checkpoint, save: &Path) -> models::Result<()> {
     let options = SaveOptions { remarks: weights.remarks().clone(), ..SaveOptions::default() };
-    let mut writer = Writer::create(save, weights.config(), T::DTYPE, &options)?;
+    // To find out whether the model that it replaces can be moved is to move it, for a moment.
+    let writer = leftovers::in_one_piece(|| Writer::create(save, weights.config(), T::DTYPE, &options));
+    let mut writer = writer?;
     for (name, content) in weights.companions()? {
         writer.add_file(&name, &content)?;
     }
@@ -271,5 +273,5 @@ fn export<T: Float>(weights: &hf::Checkpoint, save: &Path) -> models::Result<()>
             writer.add(&spec.name, &values)?;
         }
     }
-    writer.finish()
+    leftovers::in_one_piece(|| writer.finish())
 }

@@ -87,8 +87,8 @@ pub(super) fn make(
         match count > i32::MAX as usize {
             false => Ok(count),
             true => Err(Failure::usage(format!(
-                "{flag} has 2^31 tokens of text or more: 'caravan tokenize' makes token files of parts of it, all of which \
-                 {flag} then names",
+                "{flag} has 2^31 tokens of text or more: 'caravan tokenize --shard-tokens 100000000' makes token files of it, \
+                 all of which {flag} then names",
             ))),
         }
     };

@@ -290,8 +290,8 @@ impl ModelChoice {
                 self.check_knows(tokenizer)
             }
             _ => usage(
-                "--append-eod puts a token behind each text, and --data are tokens already, which 'caravan tokenize \
-                 --append-eod' makes with it: leave it away"
+                "--append-eod puts a token behind each text, and --data has none: leave it away, and make token files that \
+                 have it with 'caravan tokenize --append-eod'"
                     .into(),
             ),
         }

@@ -7,6 +7,7 @@ use crate::args::TrainArgs;
 use crate::checkpoint::{self, Checkpoints};
 use crate::failure::{Failure, Result};
 use crate::files;
+use crate::save;
 use crate::tokenizer::Tokenizer;
 use collectives::bootstrap::Identity;
 
@@ -59,6 +60,9 @@ impl What {
             return Ok(());
         }
         check_written(model, tokenizer, &self.inputs.named(), args.dtype, args.save.as_deref(), &outputs)?;
+        if args.save.is_some() || checkpoints.is_some() {
+            save::companions(model, tokenizer)?;
+        }
         checkpoints
             .map_or(Ok(()), |kept| checkpoint::check_destination(kept, model.config.parameters(), args.steps))
     }

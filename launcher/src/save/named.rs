@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// special_tokens_map.json goes before tokenizer_config.json, unless that lists all added tokens.
 pub(super) fn token(files: &[(String, Vec<u8>)], key: &str, tokenizer: &Tokenizer) -> Option<u32> {
     let [config, tokens] = [TOKENIZER_CONFIG, TOKENS].map(|name| read(files, name));
-    let first = tokens.get(key).filter(|_| !config.contains_key(super::alone::ADDED));
+    let first = tokens.get(key).filter(|told| !told.is_null() && !config.contains_key(super::alone::ADDED));
     tokenizer.token(spelling(first.or(config.get(key))?)?)
 }
 

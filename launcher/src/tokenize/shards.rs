@@ -61,6 +61,9 @@ impl Shards {
         while !tokens.is_empty() {
             if self.last == self.length {
                 self.check_another()?;
+                if let Some((_, full)) = self.files.last_mut() {
+                    full.seal().map_err(Failure::run)?;
+                }
                 self.next().map_err(Failure::run)?;
             }
             let room = usize::try_from(self.length - self.last).unwrap_or(usize::MAX);

@@ -316,6 +316,7 @@ impl TokenWriter {
     /// # Errors
     /// As there.
     pub fn seal(&mut self) -> Result<()> {
+        self.bytes = vec![];
         if !self.whole {
             return Err(self.refused(std::io::Error::other("some were refused before")));
         }
