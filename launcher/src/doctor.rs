@@ -46,7 +46,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     match machine.shm {
         Some((0, _)) => row("/dev/shm", "as much as there is memory".into())?,
         Some((all, free)) => row("/dev/shm", format!("{}, {} free", human::bytes(all), human::bytes(free)))?,
-        None => row("/dev/shm", "missing (MPI and UCX want it; the transports here do not)".into())?,
+        None => row("/dev/shm", "missing (mpi, ucx and nccl want it; shm and threads do not)".into())?,
     }
     row("rank", identity_line(&identity))?;
     out::line("\ntransports")?;

@@ -64,6 +64,22 @@ pub unsafe fn tame_nccl() {
     }
 }
 
+/// What NVIDIA's driver goes by for how many queues of a GPU run side by side. Other trainers have it set to 1.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// What is to be said of ranks on GPUs whose calls cannot go on beside computing, because the environment lets too few queues run
+/// side by side: there are four, to compute and add, and for calls of both kinds.
+pub fn too_few_connections() -> Option<String> {
+    serial(&std::env::var(CONNECTIONS).ok()?)
+}
+
+fn serial(connections: &str) -> Option<String> {
+    let few = connections.trim().parse::<u32>().is_ok_and(|connections| connections < 4);
+    few.then(|| {
+        format!("{CONNECTIONS}={connections} may keep calls from going on beside computing: unset it, or set it to 4 or more")
+    })
+}
+
 /// Sets what lets NCCL take several ranks on one GPU, as far as the user has not. The first thing that a process does,
 /// that of the ranks and the one that starts them: the driver, which may start threads, is not yet opened.
 ///
@@ -167,6 +183,14 @@ pub fn over_nccl(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_lets_too_few_queues_run_side_by_side_is_told() {
+        for (connections, told) in [("1", true), (" 3 ", true), ("4", false), ("32", false), ("", false)] {
+            assert_eq!(serial(connections).is_some(), told, "{connections:?}");
+        }
+        assert!(serial("1").unwrap().starts_with("CUDA_DEVICE_MAX_CONNECTIONS=1 may keep"));
+    }
 
     #[test]
     fn ranks_are_dealt_to_the_gpus_of_their_host_in_turn() {

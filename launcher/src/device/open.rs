@@ -46,6 +46,10 @@ pub fn trainer<T: Float>(
             let (gpu, room) = open(gpus, &comm, plan.ranks.nccl)?;
             let name = super::called(gpu.ordinal(), &gpu.properties().name);
             fit::check(plan, &name, room)?;
+            if let Some(remark) = gpus::too_few_connections().filter(|_| comm.size() > 1) {
+                // Nobody listens where the run is over already.
+                let _ = remarks.send(remark);
+            }
             let stream = Stream::new(&gpu, Urgency::Low)?.gathering(plan.cuda_graphs, remarks);
             let ranks = &plan.ranks;
             on_queue(stream, gpus, plan, comm, ledger, |comm, compute, need, ledger| {

@@ -58,7 +58,8 @@ pub fn read(document: &Document, beside: &Beside, told: &mut Told) -> Result<(),
     }
     push(document, told, ("--schedule", "scheduler.type"), Said::Value(kind.to_owned()), None);
     let key = param("warmup_num_steps");
-    let steps = document.count(&key)?.map(|steps| steps.to_string());
+    // To DeepSpeed fewer than two are two, as to our rate of its schedules.
+    let steps = document.whole(&key)?.map(|steps| steps.to_string());
     push(document, told, ("--warmup", &key), steps, Some("1000"));
     let key = param("warmup_type");
     let rise = document.text(&key)?;

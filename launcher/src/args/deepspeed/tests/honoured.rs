@@ -173,6 +173,10 @@ fn schedules_become_flags_with_deepspeeds_defaults() {
         of("WarmupLR", r#""warmup_max_lr": 0.01, "warmup_min_lr": 1e-5, "warmup_num_steps": 5"#, ""),
         "--lr=0.01 --schedule=WarmupLR --warmup=5 --warmup-shape=log --warmup-from=1e-5"
     );
+    assert_eq!(
+        of("WarmupLR", r#""warmup_num_steps": 0"#, ""),
+        "--schedule=WarmupLR --warmup=0 --warmup-shape=log --warmup-from=0"
+    );
     // Which has a highest rate of its own.
     assert_eq!(
         of("WarmupDecayLR", r#""total_num_steps": 100, "warmup_type": "linear""#, ""),
