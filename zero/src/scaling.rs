@@ -80,6 +80,14 @@ impl Scale {
         (LEAST..=MOST).contains(&self.scale) && self.left > 0
     }
 
+    /// Whether a training by these rules can stand there.
+    pub(crate) fn follows(&self, rules: &Scaling) -> bool {
+        let never_grows = rules.window == 0;
+        rules.least <= self.scale
+            && (!never_grows || self.scale <= rules.initial)
+            && self.left <= rules.hysteresis
+    }
+
     /// After a step whose gradient was finite.
     pub(crate) fn keep(&mut self, rules: &Scaling) {
         let after = self.since;
@@ -109,6 +117,24 @@ impl Scale {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scale_of_other_rules_is_told_by_what_these_lead_to() {
+        let (rules, fixed) = (Scaling::default(), Scaling::fixed(64.0));
+        let at = |scale, left| Scale { scale, since: 3, left };
+        for (rules, scale, follows) in [
+            (rules, at(65536.0, 2), true),
+            (rules, at(1.0, 1), true),
+            (rules, at(MOST, 2), true),
+            (rules, at(0.5, 2), false),
+            (rules, at(1.0, 3), false),
+            (fixed, at(64.0, 1), true),
+            (fixed, at(65536.0, 2), false),
+            (fixed, at(32.0, 2), false),
+        ] {
+            assert_eq!(scale.follows(&rules), follows, "{scale:?} by {rules:?}");
+        }
+    }
 
     /// The scale before each step, of which those in `overflows` are skipped, and whether the last can be gone on from.
     fn scales(rules: &Scaling, overflows: &[usize], steps: usize) -> (Vec<f32>, bool) {

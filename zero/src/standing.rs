@@ -25,10 +25,12 @@ impl Standing {
         self.scale.map_or(1.0, |scale| scale.scale.into())
     }
 
-    /// The same with a scale if `config` wants one, begun where there is none yet, and else without.
+    /// The same with a scale if `config` wants one, begun where there is none yet or one that its rules cannot lead to, and else
+    /// without.
     pub(crate) fn scaled(self, config: &Config) -> Self {
-        let scale = config.scaling.map(|rules| self.scale.unwrap_or_else(|| Scale::new(&rules)));
-        Standing { scale, ..self }
+        let of =
+            |rules| self.scale.filter(|scale| scale.follows(&rules)).unwrap_or_else(|| Scale::new(&rules));
+        Standing { scale: config.scaling.map(of), ..self }
     }
 
     /// Counts a step that updates; the number of its update.

@@ -187,7 +187,10 @@ impl<T: Float> Trainer<T> {
     pub fn settle(&mut self) -> Result<()> {
         self.whole()?;
         let whole = |unit: &usize| self.plan.weights[*unit] == Home::Whole;
-        (0..self.plan.layout.len()).filter(whole).try_for_each(|unit| self.params.gather(&self.plan, unit))
+        let settled = (0..self.plan.layout.len())
+            .filter(whole)
+            .try_for_each(|unit| self.params.gather(&self.plan, unit));
+        self.after(settled)
     }
 
     /// How far the training has come, with what was before [`restore`](Self::restore).

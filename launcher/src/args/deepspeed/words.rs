@@ -198,8 +198,11 @@ fn scale(document: &Document, half: bool, told: &mut Told) -> Result<(), String>
         told.words.extend(value.map(|word| Word { remark, ..word }));
         return Ok(());
     }
+    let remark = "it multiplies the mean over all ranks, where DeepSpeed's multiplies each rank's own loss";
     if set.is_empty() {
-        push(document, told, ("--loss-scale", key), fixed.map(|_| "dynamic".to_owned()), None);
+        let there = document.get(key).filter(|_| matches!(fixed, Said::Value(_)));
+        let word = there.map(|said| Word::new("--loss-scale", "dynamic".to_owned(), key, said));
+        told.words.extend(word.map(|word| Word { remark, ..word }));
         return Ok(());
     }
     let most = u32::MAX as usize;
@@ -218,7 +221,7 @@ fn scale(document: &Document, half: bool, told: &mut Told) -> Result<(), String>
     let fixed = document.get(key).filter(|_| fixed != Said::Auto).map(|_| key);
     let key = fixed.into_iter().chain(set).collect::<Vec<_>>().join(", ");
     let said = Some(String::new());
-    told.words.push(Word { flag: "--loss-scale", value, key, said, remark: "", typed: false });
+    told.words.push(Word { flag: "--loss-scale", value, key, said, remark, typed: false });
     Ok(())
 }
 
