@@ -294,7 +294,7 @@ impl<T: Exact> Bench<'_, T> {
         let mut attempts = 0;
         loop {
             let pure = timed(&self.party.comm, iterations, || work.once(self.party, &mut self.slot))?;
-            // As OSU and IMB, whose formulas are of the same means.
+            // As OSU. Both formulas are of the same means.
             let products = self.products(average(&pure))?;
             let compute = self.computed(products, iterations)?;
             let comm = &self.party.comm;

@@ -198,7 +198,7 @@ fn scale(document: &Document, half: bool, told: &mut Told) -> Result<(), String>
         told.words.extend(value.map(|word| Word { remark, ..word }));
         return Ok(());
     }
-    let remark = "it multiplies the mean over all ranks, where DeepSpeed's multiplies each rank's own loss";
+    let remark = "it multiplies the mean over all ranks, not each rank's own loss";
     if set.is_empty() {
         let there = document.get(key).filter(|_| matches!(fixed, Said::Value(_)));
         let word = there.map(|said| Word::new("--loss-scale", "dynamic".to_owned(), key, said));

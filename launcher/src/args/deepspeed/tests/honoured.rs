@@ -232,6 +232,12 @@ fn losses_are_scaled_as_the_file_says() {
     let words = "fp16.loss_scale as --loss-scale 128 (two overflows in a row end the run, where DeepSpeed goes on skipping, \
                  and it multiplies the mean over all ranks, not each rank's own loss)";
     assert!(fixed.lines((1, 1), 1).contains(words));
+    for (fp16, word) in [(r#""loss_scale": 0"#, "dynamic"), (r#""initial_scale_power": 4"#, "initial=16,")] {
+        let scaled = read(&format!(r#"{{"fp16": {{"enabled": true, {fp16}}}}}"#), "").unwrap();
+        let told = scaled.lines((1, 1), 1);
+        let words = "(it multiplies the mean over all ranks, not each rank's own loss)";
+        assert!(told.contains(&format!("--loss-scale {word}")) && told.contains(words), "{told}");
+    }
 }
 
 #[test]
